@@ -8,7 +8,7 @@ ARGS ?=
 WORKERS ?= 2
 SEED ?= 1
 N ?= 20
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(SEED)
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(SEED) --durations-json build/durations-$@.json
 
 .PHONY: help venv wheel train test test-rest test-all contract mutants check size format bench papers papers-lab clean
 
@@ -20,7 +20,7 @@ help:
 	@echo "make test-all everything: launchers, labs, Slurm, Kubernetes, faults and a browser too"
 	@echo "make contract the cases of large products that the suite leaves out"
 	@echo "make mutants  N=$(N) faults drawn with SEED=$(SEED), planted, and looked for by the suite"
-	@echo "make check    lint, formatting, types, import rules"
+	@echo "make check    lint, formatting, types, import rules, the budget of tools/budget.toml"
 	@echo "make size     lines, files and what is written more than once"
 	@echo "make format   rewrite files into the house format"
 	@echo "make bench    the overlap benchmark"
@@ -66,6 +66,7 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python tools/count.py --budget
 	@$(BIN)/python -m pytest -q tests/test_imports.py
 
 size:

@@ -1,6 +1,6 @@
 """Algorithm 1 live: ``plait queue admit`` on a real Slurm against the replay of the same jobs.
 
-An emulated cluster (``plait lab slurm``: Slurm's own daemons) of eight nodes keeps four for a planned
+An emulated cluster (Slurm's own daemons) of eight nodes keeps four for a planned
 job. Twenty jobs come, eight of them preemptible, with priorities and predicted durations of which some
 are wrong. ``plait queue admit`` is killed and started again, and so is Slurm's controller. When all has
 ended, the replay gets the same jobs: when each was first seen, how long it ran, what was predicted. Every
@@ -30,12 +30,12 @@ import numpy as np
 
 from benchmarks.keeping import finish, keep
 from plait.core.base.errors import PlaitError
-from plait.lab.slurm import SlurmCluster, SlurmSpec, down, up
-from plait.launch.slurm_queue import MINUTE
-from plait.place.policy import POLICIES
-from plait.place.replay import ReplayOutcome, ReplayRules, replay
-from plait.place.reservation import ClusterShape, Planned
-from plait.place.workload import JobTrace
+from plait.launch.slurm.queue import MINUTE
+from plait.place.queue.admission import POLICIES
+from plait.place.queue.replay import ReplayOutcome, ReplayRules, replay
+from plait.place.queue.reservation import ClusterShape, Planned
+from plait.place.queue.workload import JobTrace
+from tests.support.slurm import SlurmCluster, SlurmSpec, down, up
 
 NODES, ZONE = 8, ("n5", "n6", "n7", "n8")
 NAME, PARTITION, RESERVATION = "admission", "gated", "lpj"
@@ -242,7 +242,7 @@ def compared(trial: Trial) -> dict[str, Any]:
 def main() -> int:
     """One trial."""
     given = options()
-    cluster = up(SlurmSpec.tree(NODES), f"{NAME}-{os.getpid()}")
+    cluster = up(SlurmSpec.tree(NODES))
     try:
         with tempfile.TemporaryDirectory() as folder:
             trial = Trial(cluster, drawn(given.seed, given.minutes * 60), given.minutes * 60, Path(folder) / "log")

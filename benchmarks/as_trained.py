@@ -22,7 +22,7 @@ from typing import Any
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Planner
-from plait.plan.candidate import Candidate
+from plait.plan.search.candidate import Candidate
 
 GIB = 2**30
 TRAINED: dict[str, Any] = {

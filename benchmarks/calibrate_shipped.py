@@ -22,7 +22,7 @@ from planner_rows import default_files, read_rows, read_silent
 
 from plait.core.base.env import specs_folder
 from plait.core.cluster.efficiency import Constant
-from plait.plan.calibrate import FittedConstant
+from plait.plan.calibrate.fit import FittedConstant
 
 TITLES = {
     "ampere": "A100, A800", "hopper": "H100, H200, H20", "blackwell": "GB200, B200",

@@ -21,18 +21,17 @@ from typing import Any
 
 from benchmarks.keeping import keep_as
 from plait.core.topology.switches import Topology
-from plait.core.topology.wiring import Wiring, build
-from plait.lab.slurm import SlurmCluster, SlurmSpec
+from plait.core.topology.wiring import SwitchEntry, build
 from tests.support.orders import a_plan, least_score, score
-from tests.support.slurm import ask, environment, slurm_cluster
+from tests.support.slurm import SlurmCluster, SlurmSpec, ask, environment, slurm_cluster
 
 RANK = "import os, socket, sys; print(os.environ['RANK'], socket.gethostname(), file=open(sys.argv[1], 'a'))"
 LAUNCH = """
 import sys
 from pathlib import Path
-from plait.api.ordering import slurm_order
+from plait.api.in_cluster import slurm_order
 from plait.core.job.plan import Plan
-from plait.launch.slurm_job import SlurmHooks, run
+from plait.launch.slurm.job import SlurmHooks, run
 folder, *argv = sys.argv[1:]
 plan = Plan.read(Path(folder) / "plan.json")
 sys.exit(run(Path(folder), argv, plan.layout.world_size, timeout=60, plan=plan, hooks=SlurmHooks(order=slurm_order)))
@@ -47,11 +46,13 @@ def drawn_tree(drawn: random.Random) -> tuple[SlurmSpec, Topology]:
     pods[0] += max(0, 6 - sum(pods))
     names = [f"n{number}" for number in range(1, sum(pods) + 1)]
     drawn.shuffle(names)
-    leaves = [Wiring(f"pod{at}", nodes=[names.pop() for _ in range(size)]) for at, size in enumerate(pods)]
+    leaves = [SwitchEntry(f"pod{at}", nodes=[names.pop() for _ in range(size)]) for at, size in enumerate(pods)]
     lines = [f"SwitchName={leaf.name} Nodes={','.join(leaf.nodes)}" for leaf in leaves]
     lines.append(f"SwitchName=core Switches={','.join(leaf.name for leaf in leaves)}")
     nodes = tuple(node for leaf in leaves for node in leaf.nodes)
-    return SlurmSpec(nodes, "\n".join(lines) + "\n"), build([Wiring("core", [leaf.name for leaf in leaves]), *leaves])
+    return SlurmSpec(nodes, "\n".join(lines) + "\n"), build(
+        [SwitchEntry("core", [leaf.name for leaf in leaves]), *leaves]
+    )
 
 
 def one_job(cluster: SlurmCluster, tree: Topology, folder: Path, drawn: random.Random) -> dict[str, Any]:

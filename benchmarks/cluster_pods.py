@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster_run import BEGINNING, Run, kill_rank, ranks
-from plait.launch.kubernetes_fence import LONG
+from plait.launch.kubernetes.lost import LONG
 
 OUTAGE = 600.0
 """Seconds of the long outages of the API."""

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ def kubernetes(folder: Path, nodes: int, seconds: float) -> dict[str, float]:
     """Requests a minute, by method and kind of object."""
     from kubernetes.config import kube_config
 
-    from plait.launch.kubernetes import follow
-    from plait.launch.kubernetes_api import KubernetesNamespace
+    from plait.launch.kubernetes.api import KubernetesNamespace
+    from plait.launch.kubernetes.follow import follow
     from tests.support.kubernetes.runs import pod_run
     from tests.support.kubernetes.server import Server
 
@@ -57,7 +57,7 @@ def kubernetes(folder: Path, nodes: int, seconds: float) -> dict[str, float]:
         server.store.update(job)
 
     threading.Thread(target=change, daemon=True).start()
-    follow(cluster, run)
+    follow(cluster, run, deque())
     asked = Counter(f"{method} {path.rstrip('/').split('/')[-1 if path.count('/') < 7 else -2]}" for method, path in
                     server.asked)  # fmt: skip
     server.stop()
@@ -84,12 +84,12 @@ case "$*" in *"show job"*) cat {job};; esac
 
 def slurm(folder: Path, seconds: float) -> dict[str, float]:
     """Commands a minute."""
-    from plait.launch import slurm as commands
+    from plait.launch.slurm import commands
 
     try:
-        from plait.launch.slurm_follow import follow
+        from plait.launch.slurm.follow import follow
     except ImportError:  # as it was before
-        from plait.launch.slurm import follow  # type: ignore[attr-defined,no-redef]
+        from plait.launch.slurm.commands import follow  # type: ignore[attr-defined,no-redef]
 
     asked, job = folder / "asked", folder / "job"
     job.write_text("JobId=7 JobState=RUNNING Reason=None NodeList=n[1-1024] ExitCode=0:0\n")

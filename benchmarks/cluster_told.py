@@ -10,7 +10,8 @@ from pathlib import Path
 from plait.core.runs.attempts import Attempt
 
 GOES_ON = re.compile(
-    r"the run goes on from step (\d+).*?\. (?:Failure noticed within ([\d.]+) s|When it failed is not known[^;]*); "
+    r"the run goes on from step (\d+).*?\. "
+    r"(?:Failure noticed within ([\d.]+) s|(?:Time of the failure unknown|When it failed)[^;]*); "
     r"until ranks were started ([\d.]+) s; until they trained ([\d.]+) s; first new step ([\d.]+) s"
 )
 """Of ``History.goes_on``."""

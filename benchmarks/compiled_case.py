@@ -8,11 +8,14 @@ import statistics
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1]  # read when torch is imported
 
 import torch
+from keeping import ratio
+from ranks import interleaved
 from typical import typical_costs
 
 from plait.core.model.spec import ModelSpec
@@ -64,14 +67,14 @@ class Case:
     def timed(self, rounds: int) -> dict[str, Any]:
         """Seconds of each, by rounds; and what the ops between matrix products take of a step."""
         runs = {name: self.executor(strategy) for name, strategy in VARIANTS.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
-        for number in range(rounds + 1):
-            for name in sorted(runs, reverse=number % 2 == 1):
-                start = time.perf_counter()
-                runs[name].run(self.batch)
-                if number:
-                    seconds[name].append(time.perf_counter() - start)
-        gain = statistics.median(a / b for a, b in zip(seconds["eager"], seconds["compiled"], strict=True))
+
+        def timed(name: str, _: int) -> float:
+            start = time.perf_counter()
+            runs[name].run(self.batch)
+            return time.perf_counter() - start
+
+        seconds = interleaved({name: partial(timed, name) for name in VARIANTS}, rounds, turned=True)
+        gain = ratio(seconds, "eager", "compiled")
         found: dict[str, Any] = {f"{name}_s": statistics.median(taken) for name, taken in seconds.items()}
         spread = {name: (min(taken), max(taken)) for name, taken in seconds.items()}
         return found | {"gain": gain, "spread": spread, "ops": {name: self.ops(name) for name in VARIANTS}}

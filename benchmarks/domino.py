@@ -24,7 +24,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
+from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab, rate_for, ratio
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +36,7 @@ VARIANTS = ("sync", "async", "domino", "domino_p4", "column", "hybrid", "none", 
 def main() -> int:
     """Measure every link rate; print a table each, and with --json one last line for programs."""
     options = _options()
-    points = [measure(nic, options) for nic in options.nic or [rate_for(share, options) for share in options.share]]
+    points = [measure(nic, options) for nic in options.nic or [_rate(share, options) for share in options.share]]
     result = {"points": points}
     keep(result, options)
     return 0
@@ -51,18 +51,9 @@ def run(nic: str, options: argparse.Namespace, variants: Sequence[str], rounds: 
     )
 
 
-def rate_for(share: float, options: argparse.Namespace) -> str:
-    """The link rate at which communication is about ``share`` of the synchronous step: what it adds is
-    inverse to the rate."""
-    rate = 500.0
-    for rounds in (
-        3,
-        6,
-    ):  # the second time near the rate that is looked for, since waiting costs a little that is no communication
-        times = run(f"{round(rate)}mbit", options, ("sync", "none"), rounds)["seconds"]
-        ratio = statistics.median(sync / none for sync, none in zip(times["sync"], times["none"], strict=True))
-        rate *= max(0.05, (ratio - 1) * (1 - share) / share)
-    return f"{max(1, round(rate))}mbit"
+def _rate(share: float, options: argparse.Namespace) -> str:
+    ends = ("sync", "none")
+    return rate_for(share, 500.0, (3, 6), lambda nic, rounds: run(nic, options, ends, rounds)["seconds"], *ends)
 
 
 def measure(nic: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -80,26 +71,23 @@ def work_out(nic: str, found: dict[str, Any]) -> dict[str, Any]:
     names = list(times)
     times["limit"] = [max(none, comm) for none, comm in zip(times["none"], times["comm"], strict=True)]
 
-    def ratio(above: str, below: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[above], times[below], strict=True))
+    share = 1 - ratio(times, "none", "sync")
 
     def hidden(name: str) -> float:
-        return (1 - ratio(name, "sync")) / (1 - ratio("none", "sync"))
+        return (1 - ratio(times, name, "sync")) / share
 
     against = {
         name: {
-            "sync": ratio("sync", name),
-            "none": ratio("none", name),
-            "limit": ratio("limit", name),
+            **{than: ratio(times, than, name) for than in ("sync", "none", "limit")},
             "hidden": hidden(name),
         }
         for name in names
     }
     domino = against["domino"]
-    point: dict[str, Any] = {"nic": nic, "comm_share": 1 - ratio("none", "sync")}
+    point: dict[str, Any] = {"nic": nic, "comm_share": share}
     point |= {f"{name}_s": statistics.median(times[name]) for name in names}
     if "dtensor" in times:
-        point["dtensor_over_domino"] = ratio("dtensor", "domino")
+        point["dtensor_over_domino"] = ratio(times, "dtensor", "domino")
     return point | {
         "domino_speedup": domino["sync"],
         "of_none": domino["none"],

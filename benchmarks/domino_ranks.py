@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import resource
-import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from dtensor_tp import DTensorGpt, dtensor_step
+from ranks import as_rank, interleaved, slowest
 from torch.distributed.device_mesh import DeviceMesh
 from typical import typical_costs
 
-from plait.core.base.env import RankEnv
 from plait.core.job.settings import TrainSection
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.exposure import Exposure
 from plait.core.step.orders.overlap import Load
-from plait.core.step.seconds.segment_costs import SegmentCosts
+from plait.core.step.orders.segment_costs import SegmentCosts
 from plait.train.comm.wire import Wire, open_wire
 from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
-from plait.train.engine.learning_rate import LearningRate
-from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.optimizer import LearningRate, Optimizer
 from plait.train.machine.device import RankDevice
 from plait.train.machine.gpu import device_of
-from plait.train.machine.rank_process import run_and_end
-from plait.train.machine.threads import take_cores
 from plait.train.model.transformer import ModelCut, Transformer
 from plait.train.record.recorder import Recorder
 
@@ -101,14 +97,14 @@ class StepRest:
     """Of a step what is neither forward nor backward: the next batch of a file of tokens; gradients
     completed, clipped by their norm and applied by AdamW, at the learning rate of the step's number."""
 
-    def __init__(self, bench: Bench, folder: str) -> None:
+    def __init__(self, bench: Bench) -> None:
         self.bench, self.number = bench, 0
         train = TrainSection(steps=1000, warmup_steps=100)
         self.rate, self.clip = LearningRate.of(train), train.clip_grad
         self.optimizer = Optimizer(bench.model, bench.gradients, train)
-        path = Path(folder, f"tokens-{dist.get_rank()}")
-        np.random.default_rng(1).integers(0, bench.spec.vocab, 1 << 20, dtype=np.uint16).tofile(path)
-        self.tokens = np.memmap(path, dtype=np.uint16, mode="r")
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with the map
+        np.random.default_rng(1).integers(0, bench.spec.vocab, 1 << 20, dtype=np.uint16).tofile(file)
+        self.tokens = np.memmap(file, dtype=np.uint16, mode="r")
 
     def batch(self) -> MicroBatch:
         """Rows of the file, one after the other."""
@@ -127,19 +123,14 @@ class StepRest:
         self.number += 1
 
 
-def main() -> None:
-    """Rank 0 writes what it measured to the file named first."""
-    out, names, family, *shape = sys.argv[1:]
+def measured(_: int, names: str, family: str, *shape: str) -> dict[str, Any]:
+    """Seconds and processor time of every variant that is named; what the recorder says is hidden."""
     layers, hidden, sequence, size, rounds, whole = map(int, shape)
-    torch.set_num_threads(1)
-    rank = RankEnv.read()
-    take_cores(*rank.place_among_cores, threads=1)
-    dist.init_process_group("gloo")
     bench = _build(family, layers, hidden, sequence, size)
     recorder = Recorder(bench.device)
     costs = _costs(bench, recorder)
     asked = names.split(",")
-    rest = StepRest(bench, str(Path(out).parent)) if whole else None
+    rest = StepRest(bench) if whole else None
     runs = {
         name: bench.step(bench.executor(strategy, costs), rest) for name, strategy in SLICED.items() if name in asked
     }
@@ -148,13 +139,13 @@ def main() -> None:
     if "dtensor" in asked:
         peer = DTensorGpt(bench.spec, DeviceMesh("cpu", [0, 1]))
         runs["dtensor"] = lambda: dtensor_step(peer, bench.batch.tokens, bench.batch.targets)
-    result = _time(runs, rounds)
+    times = interleaved({name: partial(_timed, run) for name, run in runs.items()}, rounds, turned=True)
+    result: dict[str, Any] = {
+        kind: {name: [both[at] for both in found] for name, found in times.items()}
+        for at, kind in enumerate(("seconds", "cpu"))
+    }
     recorded = [name for name in ("async", "domino", "column", "hybrid") if name in asked]
-    result["recorded_hidden"] = {name: _recorded(bench, SLICED[name], costs, recorder) for name in recorded}
-    if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
+    return result | {"recorded_hidden": {name: _recorded(bench, SLICED[name], costs, recorder) for name in recorded}}
 
 
 def _build(family: str, layers: int, hidden: int, sequence: int, size: int) -> Bench:
@@ -182,24 +173,13 @@ def _costs(bench: Bench, recorder: Recorder) -> SegmentCosts:
     return typical_costs(lambda: plain.run(bench.batch), recorder)
 
 
-def _time(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, Any]:
-    names = list(runs)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    cpu: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 1):
-        for name in (
-            names[number % len(names) :] + names[: number % len(names)]
-        ):  # nobody always comes after the same one
-            run = runs[name]
-            dist.barrier()
-            start, before = time.perf_counter(), _cpu()
-            run()
-            both = torch.tensor([time.perf_counter() - start, _cpu() - before], dtype=torch.float64)
-            dist.all_reduce(both, op=dist.ReduceOp.MAX)
-            if number:
-                times[name].append(both[0].item())
-                cpu[name].append(both[1].item())
-    return {"seconds": times, "cpu": cpu}
+def _timed(run: Callable[[], object], _: int) -> list[float]:
+    """Seconds and CPU seconds of the rank that took the most."""
+    dist.barrier()
+    start, before = time.perf_counter(), _cpu()
+    run()
+    spent, used = time.perf_counter() - start, _cpu() - before
+    return [slowest(spent), slowest(used)]
 
 
 def _cpu() -> float:
@@ -222,4 +202,4 @@ def _recorded(bench: Bench, strategy: Strategy, costs: SegmentCosts, recorder: R
 
 
 if __name__ == "__main__":
-    run_and_end(main)
+    as_rank(measured, lambda *_: True)

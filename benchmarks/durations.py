@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.forecast_errors import errors
 from benchmarks.keeping import finish, keep, make_parser
-from plait.place.forecast import SURE, ForecastAccuracy, assess
-from plait.place.traces.columns import parse_columns
-from plait.place.traces.read import read_trace
+from benchmarks.public_traces import read
+from plait.place.queue.forecast import SURE, ForecastAccuracy, assess
 
 LEVEL = 0.9
 PREDICTORS = ("model", "constant", "group", "gpus", "group_gpus")
@@ -30,11 +30,11 @@ def main() -> int:
     options = parser.parse_args()
     found = dict[str, object]()
     for file in options.traces:
-        trace = read_trace(file, None if options.columns is None else parse_columns(options.columns))
-        report = assess(trace)[1]
-        found[file.name] = asdict(report) | {"pairs": pairs(report)}
+        trace = read(file, options.columns)
+        report, rmse = assess(trace)[1], errors(trace)
+        found[file.name] = asdict(report) | {"rmse": rmse, "pairs": pairs(report)}
         if not options.json:
-            print("\n".join(told(file.name, report)), flush=True)
+            print(told(file.name, report, rmse["ln seconds"]), flush=True)
     keep({"level": LEVEL, "traces": found}, options)
     return 0
 
@@ -45,15 +45,14 @@ def pairs(report: ForecastAccuracy) -> dict[str, int]:
     return {"groups": len(own), "within": sum(abs(one.late - (1 - LEVEL)) <= SURE for one in own)}
 
 
-def told(name: str, report: ForecastAccuracy) -> list[str]:
-    """Rows of the table in docs/queue.md."""
-    by = report.rmse["ln seconds"]
+def told(name: str, report: ForecastAccuracy, by: dict[str, float]) -> str:
+    """A row of the table in docs/queue.md."""
     all_within = sum(abs(one.late - (1 - LEVEL)) <= SURE for one in report.groups)
     own = pairs(report)
-    return [
+    return (
         f"| {name} | {report.tested:,} | {' | '.join(f'{by[one]:.2f}' for one in PREDICTORS)} | "
         f"{report.late['online']:.1%} | {own['within']} of {own['groups']} | {all_within} of {len(report.groups)} |"
-    ]
+    )
 
 
 if __name__ == "__main__":

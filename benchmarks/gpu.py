@@ -180,7 +180,7 @@ def peer_of(model: Transformer, device: RankDevice) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     with tempfile.TemporaryDirectory() as folder:
-        save(model, NullWire(), Path(folder) / "model")
+        save(model, Path(folder) / "model")
         peer = AutoModelForCausalLM.from_pretrained(
             Path(folder) / "model", dtype=torch.bfloat16, attn_implementation="sdpa"
         )

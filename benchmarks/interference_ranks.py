@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from slowest import slowest
-
-from plait.train.machine.rank_process import run_and_end
+from ranks import as_rank, slowest
 
 
 def rounds_of(jobs: Sequence[Sequence[int]], rounds: int, nbytes: int) -> list[list[float]]:
@@ -33,18 +30,11 @@ def rounds_of(jobs: Sequence[Sequence[int]], rounds: int, nbytes: int) -> list[l
     return seconds[1:]
 
 
-def main() -> None:
-    """Rank 0 writes what was measured to the file named first."""
-    out, text = sys.argv[1:]
+def measured(_: int, text: str) -> dict[str, Any]:
+    """Of every way in which jobs lie."""
     setup = json.loads(text)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    found = {name: rounds_of(jobs, setup["rounds"], setup["bytes"]) for name, jobs in setup["jobs"].items()}
-    if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return {name: rounds_of(jobs, setup["rounds"], setup["bytes"]) for name, jobs in setup["jobs"].items()}
 
 
 if __name__ == "__main__":
-    run_and_end(main)
+    as_rank(measured)

@@ -8,11 +8,12 @@ import json
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from rich.table import Table
 from plait.core.base.errors import PlaitError
 from plait.core.runs.channel import ENDINGS
 from plait.lab import Lab, LabSpec
-from plait.launch.local import RankStarter, run_ranks
+from plait.launch.local.local import RankStarter, run_ranks
 
 SEGMENT = (
     1 << 18
@@ -55,6 +56,27 @@ def ranks_on_lab(
                     print(f"{log.name}:\n{log.read_text()[-3000:]}", file=sys.stderr)
                 raise
         return json.loads(out.read_text())
+
+
+Times = Mapping[str, Sequence[float]]
+"""Seconds of every variant, a round after the other."""
+
+
+def ratio(times: Times, above: str, below: str) -> float:
+    """The median of the ratios within a round."""
+    return statistics.median(a / b for a, b in zip(times[above], times[below], strict=True))
+
+
+def rate_for(share: float, first: float, rounds: Sequence[int], run: Callable[[str, int], Times], *ends: str) -> str:
+    """The link rate at which communication is about ``share`` of the step that waits for it: what it adds is
+    inverse to the rate. run: seconds at a rate, in so many rounds; the second time near the rate that is
+    looked for, since waiting costs a little that is no communication. ends: the variant that waits, and one
+    that sends nothing."""
+    rate = first
+    for count in rounds:
+        added = ratio(run(f"{round(rate)}mbit", count), *ends) - 1
+        rate *= max(0.05, added * (1 - share) / share)
+    return f"{max(1, round(rate))}mbit"
 
 
 def run_to_the_end(start: RankStarter, world: int, logs: Path) -> None:

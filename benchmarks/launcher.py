@@ -26,8 +26,7 @@ from typing import Any
 from benchmarks.keeping import keep_as
 from plait.core.runs.channel import Beat, Channel, Stop
 from plait.core.runs.progress import Progress
-from plait.launch.local import run_ranks
-from plait.launch.warm import Forked
+from plait.launch.local.local import Forked, run_ranks
 from plait.launch.watch import RunGuard
 
 BEAT = 1.0

@@ -24,9 +24,9 @@ from rich.table import Table
 from plait.core.model.spec import Family, ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders import overlap
-from plait.core.step.orders.climb import Judge
+from plait.core.step.orders.climb import OrderEvaluator
 from plait.core.step.orders.overlap import JUDGED, Load, SegmentLists, segment_lists
-from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts, segment_costs
+from plait.core.step.orders.segment_costs import NumberedOps, SegmentCosts, segment_costs
 from plait.core.step.segments import LAYERS, Phase, SegmentGraph, needs_table
 from plait.core.step.stages import Stage
 
@@ -85,10 +85,10 @@ def bound(lists: SegmentLists, costs: SegmentCosts) -> float:
     return sum(judged(lists, phase, costs).bound for phase in lists.phases)
 
 
-def judged(lists: SegmentLists, phase: Phase, costs: SegmentCosts) -> Judge:
+def judged(lists: SegmentLists, phase: Phase, costs: SegmentCosts) -> OrderEvaluator:
     """What orders of a phase are worth; waits stand where results are read."""
     graph = replace(lists.graph, phase=phase)
-    return Judge(NumberedOps(graph), [costs.late(factor) for factor in JUDGED], BATCH, held_back=0)
+    return OrderEvaluator(NumberedOps(graph), [costs.late(factor) for factor in JUDGED], BATCH, held_back=0)
 
 
 def measure(case: Case, rounds: int, *, whole: bool) -> dict[str, Any]:

@@ -27,11 +27,11 @@ import json
 import statistics
 from typing import Any
 
-from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
+from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab, ratio
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.step.clock.dry_run import peak_activations
+from plait.core.step.clock.pipeline_clock import peak_activations
 from plait.core.step.schedules import Shape, generate
 from plait.lab import Lab, LabSpec
 
@@ -78,22 +78,19 @@ def work_out(name: str, case: dict[str, Any], found: dict[str, Any]) -> dict[str
     """Medians of seconds, medians over rounds of ratios, periods against the theorem, live activations."""
     times: dict[str, list[float]] = found["seconds"]
 
-    def ratio(above: str, below: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[above], times[below], strict=True))
-
     period: dict[str, Any] = found["period"]
     theory: dict[str, float] = period.pop("of")
     schedules = {"1f1b": "1f1b", "1f1b_overlap": "1f1b", "eager": "eager-1f1b", "slack": "slack-1f1b"}
     variants: dict[str, dict[str, Any]] = {}
     for variant, seconds in times.items():
-        row: dict[str, Any] = {"seconds": statistics.median(seconds), "of_bound": ratio("bound", variant)}
+        row: dict[str, Any] = {"seconds": statistics.median(seconds), "of_bound": ratio(times, "bound", variant)}
         ends = 2 * sum(found["travel"]) * (variant != "bound")
         row["of_bound_filled"] = statistics.median(b / (a - ends) for a, b in zip(seconds, times["bound"], strict=True))
         row |= {"steady": period["bound"] / period[variant], "period": period[variant]} if variant in period else {}
         if variant in theory and variant != "1f1b":  # whose sends are awaited, which the theorem does not speak of
             row |= {"theory": theory[variant], "off_theory": period[variant] / theory[variant] - 1}
         if "torch_1f1b" in times:
-            row["against_torch"] = ratio("torch_1f1b", variant)
+            row["against_torch"] = ratio(times, "torch_1f1b", variant)
         if variant in schedules:
             slack = tuple(found["slack"]["slack"]) if variant == "slack" else ()
             shape = Shape(ranks=case["places"], micro_batches=case["micro_batches"], slack=slack)
@@ -104,9 +101,9 @@ def work_out(name: str, case: dict[str, Any], found: dict[str, Any]) -> dict[str
         "computation": "stand-in waits" if case["forward"] else "real",
         "nic": case["nic"],
         "transfer_s": found["travel"],
-        "transfer_share": 1 - ratio("bound", "1f1b") if "1f1b" in times else None,
+        "transfer_share": 1 - ratio(times, "bound", "1f1b") if "1f1b" in times else None,
         "slack": found["slack"]["slack"],
-        "slack_against_eager": ratio("slack", "eager"),
+        "slack_against_eager": ratio(times, "slack", "eager"),
         "rounds": len(times["bound"]),
         "variants": variants,
     }

@@ -12,7 +12,7 @@ U-Transformer, two of whose skip connections cross beside the residual stream:
 
 Every computation is a STAND-IN, a wait of fixed length, so that two cores do for six ranks; the transfers are
 real, and in the warm-up every rank compares what arrives with what was to. Ways, as arXiv 2211.05322, section
-5.2, has them: send/recv, Alpa's (``plait/plan/reshard_unicast.py``) and broadcast, under 1F1B whose sends are
+5.2, has them: send/recv, Alpa's (``baselines/reshard_unicast.py``) and broadcast, under 1F1B whose sends are
 awaited; overlap and eager, broadcast under 1F1B and eager-1F1B whose sends are not; and the bound, eager's
 order with one number sent for each tensor. ``of bound``: bound / time, medians over rounds.
 """
@@ -24,7 +24,7 @@ import json
 import statistics
 from typing import Any
 
-from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
+from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab, ratio
 from rich.console import Console
 from rich.table import Table
 
@@ -62,8 +62,8 @@ def measure(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
         way: {
             "seconds": statistics.median(seconds),
             "spread": (min(seconds), max(seconds)),
-            "of_bound": statistics.median(b / a for a, b in zip(seconds, times["bound"], strict=True)),
-            "over_alpa": statistics.median(b / a for a, b in zip(seconds, times["alpa"], strict=True)),
+            "of_bound": ratio(times, "bound", way),
+            "over_alpa": ratio(times, "alpa", way),
         }
         for way, seconds in times.items()
     }

@@ -4,19 +4,20 @@ round by round."""
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from pipeline_ranks import DEVICE, Awaited
-from slowest import timed_together
+from ranks import as_rank, interleaved, timed_together
 from torch import Tensor
 
+from benchmarks.baselines.reshard_unicast import Unicast, unicast_plan
 from plait.core.cluster.hardware import Hosts
 from plait.core.job.plan import Plan
 from plait.core.model.spec import ModelSpec
@@ -29,12 +30,10 @@ from plait.core.step.schedules import Shape, generate
 from plait.core.step.segments import SegmentGraph
 from plait.core.step.step import Step, Workload
 from plait.plan.make import assemble_plan
-from plait.plan.reshard import Fabric
-from plait.plan.reshard_unicast import Unicast, unicast_plan
+from plait.plan.reshard.boundary import Fabric
 from plait.train.engine.courier import LaneCourier, Lanes
 from plait.train.engine.inflight import BoundaryTensors, InFlight, MicroBatch
 from plait.train.engine.pipeline import Courier, Delivery, PipelineExecutor
-from plait.train.machine.rank_process import run_and_end
 
 RATE = 1.25e8  # bytes per second of a host's link, as the lab has it
 
@@ -83,7 +82,7 @@ class StandIn:
     that every rank knows, a number higher each micro-batch."""
 
     def __init__(self, setup: Setup, plan: Plan, rank: int) -> None:
-        place = plan.layout.place_of(rank)
+        place = plan.layout.pp_rank_of(rank)
         self.seconds, self.rank = setup.forward, rank
         self.device, self.recorder, self.shards = DEVICE, None, None
         self.graph = SegmentGraph(num_layers=1, embeds=place == 0, heads=place == 1)
@@ -154,7 +153,7 @@ def variants(setup: Setup, rank: int) -> tuple[dict[str, Callable[[], object]], 
 
     def step(schedule: str, courier: Courier) -> Callable[[], object]:
         made = setup.plan(schedule)
-        place = made.layout.place_of(rank)
+        place = made.layout.pp_rank_of(rank)
         pipeline = PipelineExecutor(made.schedule, made.names, place, {place: stand_in}, courier)  # type: ignore[dict-item]
         return lambda: pipeline.run(batches)
 
@@ -168,30 +167,21 @@ def variants(setup: Setup, rank: int) -> tuple[dict[str, Callable[[], object]], 
     }, stand_in
 
 
-def main() -> None:
-    """Rank 0 writes what was measured to the file named first."""
-    out, text = sys.argv[1:]
+def measured(rank: int, text: str) -> dict[str, Any]:
+    """Seconds of a step by every way, and how many tensors were compared as they came, in the first round."""
     given = json.loads(text)
     degrees = tuple((dp, tp) for dp, tp in given["degrees"])
     setup = Setup(**given | {"degrees": degrees, "boundary": tuple(given["boundary"])})
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
     runs, stand_in = variants(setup, rank)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(setup.rounds + 1):
-        for name, run in runs.items():
-            stand_in.checking = number == 0 and name != "bound"
-            spent = timed_together(run)
-            if number:
-                seconds[name].append(spent)
+
+    def timed(name: str, number: int) -> float:
+        stand_in.checking = number == 0 and name != "bound"
+        return timed_together(runs[name])
+
+    seconds = interleaved({name: partial(timed, name) for name in runs}, setup.rounds)
     checked = torch.tensor([stand_in.checked])
     dist.all_reduce(checked)
-    if rank == 0:
-        found = {"seconds": seconds, "transfer_s": predicted(setup), "checked": int(checked.item())}
-        Path(out).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return {"seconds": seconds, "transfer_s": predicted(setup), "checked": int(checked.item())}
 
 
 def predicted(setup: Setup) -> dict[str, list[float]]:
@@ -205,4 +195,4 @@ def predicted(setup: Setup) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    run_and_end(main)
+    as_rank(measured)

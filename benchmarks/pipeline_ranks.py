@@ -5,21 +5,19 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from pipeline_peer import GptStage, StandInStage, UStage, peer_step
-from slowest import timed_together
+from ranks import as_rank, interleaved, timed_together
 from steady import steady_period
 from torch import Tensor
 
-from plait.core.base.env import RankEnv
 from plait.core.cluster.hardware import Hosts
 from plait.core.job.plan import Plan
 from plait.core.job.refine import SLACK_TOLERANCE
@@ -36,8 +34,6 @@ from plait.train.engine.courier import LaneCourier, Lanes
 from plait.train.engine.inflight import BoundaryTensors, InFlight, MicroBatch
 from plait.train.engine.pipeline import Courier, Delivery, PipelineExecutor
 from plait.train.machine.gpu import device_of
-from plait.train.machine.rank_process import run_and_end
-from plait.train.machine.threads import take_cores
 from plait.train.tune.measure import travel_times
 
 DEVICE = device_of(None)
@@ -210,33 +206,37 @@ class Bench:
         return {name: made[name]() for name in self.setup.variants}
 
 
-def main() -> None:
-    """Rank 0 writes what was measured to the file named first."""
-    out, text = sys.argv[1:]
+def measured(rank: int, text: str) -> dict[str, Any]:
+    """Seconds of variants, those of crossing a boundary, periods of stand-ins with those of the theorem."""
     given = json.loads(text)
     setup = Setup(**given | {"boundary": tuple(given["boundary"]), "variants": tuple(given["variants"])})
-    torch.set_num_threads(1)
-    rank = RankEnv.read()
-    if setup.forward is None:
-        take_cores(*rank.place_among_cores, threads=1)
-    dist.init_process_group("gloo")
-    bench = Bench(setup, rank.rank)
-    compute = _compute(bench)
-    runs = bench.variants(compute)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    bench = Bench(setup, rank)
+    made = bench.variants(_compute(bench))
     periods: dict[str, list[float]] = {name: [] for name in bench.stand_ins}
-    for number in range(setup.rounds + 1):
-        for name, (run, _) in runs.items():
-            if name in bench.stand_ins:
-                bench.stand_ins[name].spans.clear()
-            spent = timed_together(run)
-            if number:
-                seconds[name].append(spent)
-                if name in periods:
-                    periods[name].append(_period(bench, name))
-    _write(out, bench, runs, seconds, periods)
-    dist.barrier()
-    dist.destroy_process_group()
+
+    def timed(name: str, number: int) -> float:
+        if name in periods:
+            bench.stand_ins[name].spans.clear()
+        spent = timed_together(made[name][0])
+        if number and name in periods:
+            periods[name].append(_period(bench, name))
+        return spent
+
+    seconds = interleaved({name: partial(timed, name) for name in made}, setup.rounds)
+    took = {
+        name: statistics.mean(end - start for _, start, end in one.spans) * 2 for name, one in bench.stand_ins.items()
+    }
+    theory = {
+        name: steady_period([both] * setup.places, bench.travel, made[name][1])
+        for name, both in took.items()
+        if name != "bound"
+    }
+    box: list[Any] = [{name: statistics.median(values) for name, values in periods.items()} | {"of": theory}]
+    dist.broadcast_object_list(box, src=setup.places - 1)
+    slacks = {name: slack for name, (_, slack) in made.items() if slack}
+    return {
+        "seconds": seconds, "travel": bench.travel, "slack": slacks, "period": box[0], "boundary": setup.boundary,
+    }  # fmt: skip
 
 
 def _compute(bench: Bench) -> list[float]:
@@ -258,30 +258,5 @@ def _period(bench: Bench, name: str) -> float:
     return (ends[-1] - ends[fill]) / (len(ends) - 1 - fill)
 
 
-def _write(
-    out: str, bench: Bench, runs: dict[str, Any], seconds: dict[str, list[float]], periods: dict[str, list[float]]
-) -> None:
-    took = {
-        name: statistics.mean(end - start for _, start, end in one.spans) * 2 for name, one in bench.stand_ins.items()
-    }
-    theory = {
-        name: steady_period([took[name]] * bench.setup.places, bench.travel, runs[name][1])
-        for name in took
-        if name != "bound"
-    }
-    box: list[Any] = [{name: statistics.median(values) for name, values in periods.items()} | {"of": theory}]
-    dist.broadcast_object_list(box, src=bench.setup.places - 1)
-    if bench.rank == 0:
-        slacks = {name: slack for name, (_, slack) in runs.items() if slack}
-        found = {
-            "seconds": seconds,
-            "travel": bench.travel,
-            "slack": slacks,
-            "period": box[0],
-            "boundary": bench.setup.boundary,
-        }
-        Path(out).write_text(json.dumps(found))
-
-
 if __name__ == "__main__":
-    run_and_end(main)
+    as_rank(measured, lambda text: json.loads(text)["forward"] is None)

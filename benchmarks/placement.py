@@ -31,10 +31,9 @@ from benchmarks.baselines.brute import brute_force
 from benchmarks.baselines.fits import best_fit, gpu_packing, random_fit
 from benchmarks.keeping import finish, keep, make_parser
 from plait.core.base.errors import PlacementError
-from plait.place.answer import Assignment
 from plait.place.placing import place, placed_by
-from plait.place.problem import MinipodSpread, Problem, spread_of
-from plait.place.program import mip
+from plait.place.solve.problem import Assignment, MinipodSpread, Problem, spread_of
+from plait.place.solve.program import mip
 
 ALPHAS = tuple(round(0.1 * at, 1) for at in range(11))
 PUBLISHED = {

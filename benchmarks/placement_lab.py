@@ -33,8 +33,8 @@ from plait.core.job.spec import Job
 from plait.core.topology.rank_table import RankTable
 from plait.lab import LabSpec
 from plait.plan.answer import Planner
-from plait.plan.recorded import read_seconds
-from plait.plan.this_machine import emulated
+from plait.plan.calibrate.recorded import read_seconds
+from plait.plan.explain.job_cluster import emulated
 
 TEXT = "".join(
     f"{number} and {number * number % 997} make {number + number * number % 997}.\n" for number in range(9999)

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.keeping import finish, keep, make_parser
 from benchmarks.placement import Setting
 from plait.place.placing import place
-from plait.place.problem import Problem
+from plait.place.solve.problem import Problem
 
 ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 MOST = 0.03

@@ -29,7 +29,7 @@ from placement_lab import TEXT, plait
 
 from plait.core.topology.rank_table import RankTable
 from plait.lab import LabSpec
-from plait.plan.recorded import read_seconds
+from plait.plan.calibrate.recorded import read_seconds
 
 JOB = """
 [model]

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.baselines.cells import cell_program
 from benchmarks.keeping import finish, keep, make_parser
 from plait.place.placing import place
-from plait.place.problem import Problem
+from plait.place.solve.problem import Problem
 
 FEWEST, MOST = 4, 50
 """Blocks."""

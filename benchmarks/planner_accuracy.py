@@ -33,7 +33,7 @@ from planner_row import Row
 from planner_rows import default_files, read_by_default, read_rows, with_tiers
 
 from plait.core.base.errors import JobError
-from plait.plan.band import band
+from plait.plan.search.needs import band
 
 LAYOUTS = 4
 """Of a job, from which on choosing one is a test."""

@@ -20,12 +20,11 @@ from planner_row import Row
 from plait.core.base.env import specs_folder
 from plait.core.cluster.efficiency import Constant, Efficiency
 from plait.core.cluster.hardware import Cluster
-from plait.core.step.columns.points import Points
-from plait.core.step.columns.shapes import Shapes
+from plait.core.step.columns.points import StrategyTable
+from plait.core.step.columns.shapes import Options, Shapes
 from plait.core.step.seconds.closed_form import Seconds, step_seconds
-from plait.core.step.seconds.options import Options
-from plait.plan.band import P90, REGIMES, regimes
-from plait.plan.calibrate import Calibrated, FittedConstant, Scatter, calibrate
+from plait.plan.calibrate.fit import Calibrated, FittedConstant, Scatter, calibrate
+from plait.plan.search.needs import P90, REGIMES, regimes
 
 PRIORS = Path(__file__).with_name("planner_priors.toml")
 FAMILIES = ("ampere", "hopper", "blackwell", "blackwell-ultra", "ada", "cdna3", "volta")
@@ -83,11 +82,11 @@ class Batch:
     where: NDArray[np.int64]
 
     @cached_property
-    def columns(self) -> tuple[Shapes, Points, Floats, Options]:
+    def columns(self) -> tuple[Shapes, StrategyTable, Floats, Options]:
         """What ``step_seconds`` takes."""
         rows = self.rows
-        points = Points(**{
-            f.name: np.concatenate([getattr(row.point, f.name) for row in rows]) for f in fields(Points)
+        points = StrategyTable(**{
+            f.name: np.concatenate([getattr(row.point, f.name) for row in rows]) for f in fields(StrategyTable)
         })  # fmt: skip
         options = Options(**{
             f.name: np.array([getattr(row.options, f.name) for row in rows]) for f in fields(Options)

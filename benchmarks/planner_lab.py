@@ -41,12 +41,12 @@ from plait.core.base.errors import PlaitError
 from plait.core.job.spec import Job
 from plait.core.step.memory.closed_memory import plait_on, step_memory, usable
 from plait.plan.answer import Planner
-from plait.plan.asking import asked_of, job_at
-from plait.plan.candidate import Candidate
-from plait.plan.recorded import read_seconds
-from plait.plan.search import FAMILY
-from plait.plan.space import enumerate_space
-from plait.plan.where import find_cluster
+from plait.plan.calibrate.recorded import read_seconds
+from plait.plan.explain.job_cluster import find_cluster
+from plait.plan.search.candidate import Candidate
+from plait.plan.search.request import job_at, search_request
+from plait.plan.search.search import FAMILY
+from plait.plan.search.space import enumerate_space
 
 JOB = """
 [model]
@@ -119,7 +119,7 @@ def lab(options: argparse.Namespace) -> str:
 
 def draw(planner: Planner, options: argparse.Namespace) -> list[Candidate]:
     """Random strategies of the space that fit."""
-    asked = asked_of(planner.job, planner.model, planner.cluster)
+    asked = search_request(planner.job, planner.model, planner.cluster)
     space = enumerate_space(asked)
     families = dict[tuple[int, ...], list[int]]()
     for at, key in enumerate(zip(*(getattr(space, one).tolist() for one in FAMILY), strict=True)):
@@ -162,7 +162,7 @@ def _row(kind: str, one: Candidate, rounds: list[float]) -> Row:
 
 def describe(one: Candidate) -> str:
     """A strategy in a line."""
-    from plait.plan.reasons import readable
+    from plait.plan.explain.reasons import readable
 
     names = readable(one.point)
     skipped = ("ep", "num_micro", "recompute_layers", "overlap", "shard_overlap")

@@ -14,9 +14,9 @@ from planner_row import GIB, VOCAB, Row, Skipped, check_possible, check_seconds,
 
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
-from plait.core.step.columns.shapes import Shapes
-from plait.core.step.seconds.options import OTHERS, Options
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, StrategyTable
+from plait.core.step.columns.shapes import Options, Shapes
+from plait.formats.base.frameworks import COMMON
 
 COLUMNS = [
     "row_id",
@@ -181,7 +181,7 @@ def _shapes(values: Mapping[str, str], numbers: Mapping[str, Any]) -> Shapes:
     )
 
 
-def _point(values: Mapping[str, str], numbers: Mapping[str, Any]) -> Points:
+def _point(values: Mapping[str, str], numbers: Mapping[str, Any]) -> StrategyTable:
     tp, pp, dp, cp = (int(numbers[name] or 1) for name in ("tp", "pp", "dp", "cp"))
     micro, replicas = int(numbers["micro_batch"]), dp * cp
     if tp * pp * replicas != numbers["num_gpus"]:
@@ -198,7 +198,7 @@ def _point(values: Mapping[str, str], numbers: Mapping[str, Any]) -> Points:
     tp_hidden, dp_hidden, _ = _overlaps(values["comm_overlap"])
     hidden = dp_hidden or stage == 3 or values["date"] >= HIDDEN_SINCE
     plain = "async" if values["date"] >= ASYNC_SINCE else "sync"
-    point = Points.of([{
+    point = StrategyTable.of([{
         "tp": tp, "pp": pp, "dp": dp, "cp": cp, "ring": cp, "micro": micro, "num_micro": int(count),
         "schedule": SCHEDULES.index(schedule), "virtual": virtual, "recompute": RECOMPUTES.index(kind),
         "recompute_layers": layers, "sequence_parallel": int(values["sp"] == "1"),
@@ -261,7 +261,7 @@ def _options(values: Mapping[str, str]) -> Options:
     # A sheet that names the kernel of attention alone, where others of it name that of norms as well.
     bare = re.fullmatch(r"torch|fused|flash_attention(2|v[\d.]+)", attention) is not None
     return replace(
-        OTHERS,
+        COMMON,
         fused_attention=fused,
         attention_work=work,
         norm_work=UNFUSED_NORM if bare and values["gated_mlp"] == "1" else 1.0,

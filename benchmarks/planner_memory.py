@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from planner_row import GIB, Row
 from planner_rows import default_files, read_rows
 
-from plait.core.cluster.overhead import Overhead
-from plait.core.step.columns.points import Points
+from plait.core.cluster.efficiency import Overhead
+from plait.core.step.columns.points import StrategyTable
 from plait.core.step.memory.closed_memory import MemoryColumns, communicators, step_memory, usable
 from plait.core.step.memory.memory_options import MemoryOptions
-from plait.plan.frameworks import KEPT
+from plait.formats.base.frameworks import MEMORY_OPTIONS
 
 MEASURED_BY = (("nvidia-smi", "device"), ("GPU memory", "device"), ("alloc", "tensors"), ("logged", "reserved"),
                ("peak over stages", "tensors"))  # fmt: skip
@@ -78,7 +78,7 @@ def options_of(row: Row) -> MemoryOptions:
     """What its framework keeps, and its own attention and recomputation."""
     told = row.told
     name = next(name for start, name in FRAMEWORK_OF if told.get("framework", "").startswith(start))
-    options = KEPT[name]
+    options = MEMORY_OPTIONS[name]
     if name != "zero-bubble":  # which does not say, and keeps more than fused attention would
         options = replace(options, fused_attention=row.options.fused_attention)
     if name == "aleph-alpha" and "RMS kernel" not in told["attention"]:  # norms in single torch ops, in fp32
@@ -121,7 +121,7 @@ def predict(rows: Sequence[Row], overhead: Overhead | None = None) -> list[Memor
     for at, row in enumerate(rows):
         together[row.shapes, row.sequence, row.precision, options_of(row)].append(at)
     for (shapes, sequence, precision, options), which in together.items():
-        points = Points.of([_whole(rows[at].point) for at in which])
+        points = StrategyTable.of([_whole(rows[at].point) for at in which])
         columns = step_memory(
             shapes, points, sequence=sequence, precision=precision, options=options, overhead=overhead
         )
@@ -153,7 +153,7 @@ def row_memory(rows: Sequence[Row]) -> tuple[Floats, Floats]:
     return np.array([one.bytes for one in judged]), np.array([float(one.fits) for one in judged])
 
 
-def _whole(point: Points) -> dict[str, int]:
+def _whole(point: StrategyTable) -> dict[str, int]:
     """The last micro-batch may be smaller; what recomputed layers keep is ``kept_bytes``."""
     values = {name: int(np.ceil(getattr(point, name)[0])) for name in point.row(0)}
     return values | ({"recompute_layers": -1} if values["recompute_layers"] >= 0 else {})
@@ -225,7 +225,7 @@ def _equations(rows: Sequence[Row]) -> tuple[Floats, Floats]:
         known = measured(row)
         if known is None or known[1] != "device":
             continue
-        point = Points.of([_whole(row.point)])
+        point = StrategyTable.of([_whole(row.point)])
         moving = float(one.moving[0])
         lines.append([1 / known[0], float(communicators(point)[0]) / known[0], moving / known[0]])
         truth.append((known[0] - float(one.allocated[0])) / known[0])

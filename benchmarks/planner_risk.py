@@ -19,7 +19,7 @@ import numpy as np
 from planner_memory import Floats, measured, predict, predicted_bytes, room
 from planner_row import Row
 
-from plait.core.cluster.overhead import Doubt
+from plait.core.cluster.efficiency import Uncertainty
 from plait.core.job.constraint import SURE, Margin
 
 KINDS = ("lasting", "moving", "beside")
@@ -103,7 +103,7 @@ def fit_doubt(sizes: Sizes) -> Floats:
 
 def shipped() -> Floats:
     """The constants of a CUDA device."""
-    return np.array([getattr(Doubt(), kind).value for kind in KINDS])
+    return np.array([getattr(Uncertainty(), kind).value for kind in KINDS])
 
 
 def doubts_left_out(sizes: Sizes) -> dict[str, Floats]:
@@ -117,7 +117,7 @@ def kept_free(sizes: Sizes, left_out: Mapping[str, Floats] | None = None) -> Flo
     for name in np.unique(sizes.source):
         which = sizes.source == name
         doubt = left_out[str(name)] if left_out else shipped()
-        found[which] = Margin(sure=SURE).kept(sizes.take(which).deviation(doubt), 0.0)
+        found[which] = Margin(confidence=SURE).reserved_bytes(sizes.take(which).deviation(doubt), 0.0)
     return found
 
 
@@ -157,6 +157,6 @@ def coverage(sizes: Sizes, left_out: Mapping[str, Floats]) -> dict[str, tuple[in
                 ((left_out[str(name)][:, None] * some.kinds) ** 2)[:2].sum(axis=0)
                 + some.inside * (left_out[str(name)][2] * some.kinds[2]) ** 2
             )
-            inside = np.abs(some.error) <= Margin(sure=SURE).kept(seen, 0.0)
+            inside = np.abs(some.error) <= Margin(confidence=SURE).reserved_bytes(seen, 0.0)
             found[str(name)] = len(some.error), float(np.mean(inside))
     return found

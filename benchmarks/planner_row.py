@@ -15,9 +15,8 @@ import numpy as np
 from plait.core.base.numbers import LARGEST
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import Precision
-from plait.core.step.columns.points import Points
-from plait.core.step.columns.shapes import Shapes
-from plait.core.step.seconds.options import Options
+from plait.core.step.columns.points import StrategyTable
+from plait.core.step.columns.shapes import Options, Shapes
 
 GIB = 2**30
 VOCAB = 51200
@@ -42,7 +41,7 @@ class Row:
     name: str
     source: str
     shapes: Shapes
-    point: Points
+    point: StrategyTable
     cluster: Cluster
     sequence: int
     precision: Precision

@@ -28,9 +28,9 @@ from plait.core.base.errors import PlaitError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Planner
-from plait.plan.asking import job_at
-from plait.plan.search import search
-from plait.plan.what_if import changed_cluster
+from plait.plan.explain.what_if import changed_cluster
+from plait.plan.search.request import job_at
+from plait.plan.search.search import search
 
 DENSE = ("gpt3-350m", "gpt3-1.3b", "gpt3-2.7b", "llama3-8b", "llama2-13b", "gpt3-13b", "llama2-70b", "llama3-70b",
          "gpt3-175b", "llama3-405b")  # fmt: skip
@@ -144,9 +144,9 @@ def _seconds(job: Job, cluster: Cluster) -> float | None:
 
 def sample(planner: Planner, chance: random.Random) -> float:
     """The least seconds of a simulation of drawn points that are sure enough to fit."""
-    asked, job = planner.asked, planner.job
+    asked, job = planner.request, planner.job
     ranked = search(asked, planner.cluster, job.train.precision, keep=1, most=job.plan.points)
-    order = np.argsort(ranked.said, kind="stable")
+    order = np.argsort(ranked.closed_form_seconds, kind="stable")
     order = order[planner.fit(ranked.space.take(order), job)]
     fastest = order[: max(POINTS, int(SHARE * len(order)))]
     best, left = float("inf"), POINTS

@@ -8,9 +8,9 @@ from typing import Any
 
 from planner_row import VOCAB, Bad, Row, Skipped, check_possible, check_seconds, cluster_of, number, whole
 
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, StrategyTable
 from plait.core.step.columns.shapes import Shapes
-from plait.core.step.seconds.options import OTHERS
+from plait.formats.base.frameworks import COMMON
 
 TIME = "iteration time (ms)"
 VTRAIN_COLUMNS = [
@@ -50,11 +50,11 @@ def read_vtrain(values: Mapping[str, str], stem: str) -> Row:
         name=f"{stem}:{','.join(values[name] for name in VTRAIN_COLUMNS[:-1])}",
         source=f"vtrain-{stem.removeprefix('gt_')}",
         shapes=shapes,
-        point=Points.of([point]),
+        point=StrategyTable.of([point]),
         cluster=cluster_of("a100-80", 8, 800),  # vTrain (arXiv 2312.12391): 4 x 200 Gbit/s HDR a node
         sequence=int(get["sequence length"]),
         precision="bf16-mixed",
-        options=replace(OTHERS, fused_attention=False, gradient_bytes=2.0),
+        options=replace(COMMON, fused_attention=False, gradient_bytes=2.0),
         stated=not several,
         seconds=get["iteration time (ms)"] / 1e3,
         memory=None,

@@ -15,21 +15,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from forecast_errors import errors
 from keeping import keep
+from public_traces import read
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.base.errors import DataError, JobError
-from plait.place.forecast import Predicted, assess, walk_forward
-from plait.place.jct import JctSettings
-from plait.place.policy import POLICIES
-from plait.place.replay import ReplayRules, replay
-from plait.place.reservation import ClusterShape, Planned
+from plait.core.base.errors import DataError
+from plait.formats.job_traces.table import Trace
+from plait.place.queue.admission import POLICIES
+from plait.place.queue.forecast import Predicted, assess, walk_forward
+from plait.place.queue.jct import JctSettings
+from plait.place.queue.replay import ReplayRules, replay
+from plait.place.queue.reservation import ClusterShape, Planned
+from plait.place.queue.workload import JobTrace, workload
 from plait.place.summary import Summary, summary
-from plait.place.traces.columns import parse_columns
-from plait.place.traces.read import read_trace
-from plait.place.traces.table import Trace
-from plait.place.workload import JobTrace, workload
 
 KINDS = (".csv", ".json", ".csv.gz", ".csv.zip")
 HOUR = 3600.0
@@ -74,24 +74,12 @@ def main() -> int:
         return 0
     result: dict[str, Any] = {"nodes": given.nodes, "planned_nodes": given.planned, "load": given.load, "traces": {}}
     for file in files:
-        result["traces"][file.name] = one = measured(read(file, given.columns, alone=len(files) == 1), given)
+        result["traces"][file.name] = one = measured(read(file, given.columns), given)
         show(file.name, one)
     checks = {name: dict(one["checks"]) for name, one in result["traces"].items()}
     result["passed"] = all(all(own.values()) for own in checks.values())
     keep(result, given)
     return 0
-
-
-def read(file: Path, columns: str | None, *, alone: bool) -> Trace:
-    """A trace by the columns given; one of several that has no such columns, by its own."""
-    if columns is None or file.suffix == ".json":
-        return read_trace(file)
-    try:
-        return read_trace(file, parse_columns(columns))
-    except JobError:
-        if alone:
-            raise
-        return read_trace(file)
 
 
 def measured(trace: Trace, given: Namespace) -> dict[str, Any]:
@@ -114,7 +102,7 @@ def measured(trace: Trace, given: Namespace) -> dict[str, Any]:
     jobs = loaded(trace, predicted, given, window)
     found = {name: played(jobs, name, planned, given) for name in POLICIES}
     found |= {f"{name}, moving": played(jobs, name, planned, given, replan=600.0) for name in MOVING}
-    jct = asdict(report) | {"level": 0.9, "fit_seconds": fitted, "walk_forward_seconds": walked}
+    jct = asdict(report) | {"rmse": errors(trace), "level": 0.9, "fit_seconds": fitted, "walk_forward_seconds": walked}
     speed = scale(trace, predicted, given, planned)
     return {
         "schema": trace.schema,

@@ -35,9 +35,9 @@ from keeping import HERE, finish, keep, make_parser, run_to_the_end
 from plait.core.base.process import reserved_port
 from plait.core.base.text import table
 from plait.core.cluster.hardware import Hosts
-from plait.core.job.collecting import Collected, start_agent
+from plait.core.job.collecting import CollectorSettings, start_agent
 from plait.core.job.spec import Job
-from plait.launch.local import local_start
+from plait.launch.local.local import local_start
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 
@@ -84,7 +84,7 @@ def measured(strategy: dict[str, Any], rounds: int) -> dict[str, Any]:
         plan = make_plan(Job.from_dict(job(strategy)), Hosts(ranks_per_host=1, rate=1e9), vocab=VOCAB)
         write_run(plan, folder)
         assert plan.job is not None
-        agent = start_agent(folder, 0, 2, Collected.of(plan.job.run))
+        agent = start_agent(folder, 0, 2, CollectorSettings.of(plan.job.run))
         script = str(HERE / "recorder_ranks.py")
         argv = [sys.executable, "-W", "ignore", script, str(out), str(rounds), str(folder), str(agent.pid)]
         try:

@@ -19,7 +19,7 @@ from plait.core.base.env import RankEnv
 from plait.core.base.process import process_memory
 from plait.core.job.plan import Plan
 from plait.core.record.ring import RECORD, RecordKind
-from plait.core.runs.missing import Missing
+from plait.core.runs.progress import Missing
 from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import Wire
 from plait.train.engine.assembly import RankPart, assemble
@@ -29,7 +29,7 @@ from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import train_step
 from plait.train.machine.gpu import device_of
 from plait.train.machine.rank_process import run_and_end
-from plait.train.machine.threads import take_cores
+from plait.train.machine.threads import pin_cores
 from plait.train.record.metrics import DeviceRates, Meter
 from plait.train.record.recorder import Recorder, open_recorder
 
@@ -74,8 +74,8 @@ class Bench:
         part = self.on if recorded else self.off
         self._switch(part)
         if recorded:
-            self.recorder.begins(self.done)
-        part.pipeline.ahead()
+            self.recorder.begin_step(self.done)
+        part.pipeline.prefetch()
         train_step(part.step, self.optimizer, self.batches, learning_rate=1e-4, clip=1.0)
         if recorded and self.speaks:  # as a run's session
             records = self.recorder.records()
@@ -170,7 +170,7 @@ def main() -> None:
     out, rounds, folder, pid = sys.argv[1:]
     torch.set_num_threads(1)
     rank = RankEnv.read()
-    take_cores(*rank.place_among_cores, threads=1)
+    pin_cores(*rank.place_among_cores, threads=1)
     dist.init_process_group("gloo")
     bench = Bench(Path(folder), rank)
     agent = Agent(int(pid), Path(folder) / "timeline", rank.rank == 0)

@@ -8,7 +8,7 @@ cluster, whose hosts have four ranks. One sender device on host 0 to one to four
 of arXiv 2211.05322), and the nine many-to-many cases (5.1.2) with meshes (2,2) instead of (2,4), (3,2)
 instead of (3,4), (1,2) instead of (1,4); cases 7 and 8 are one. Sizes are such that the slowest NIC needs
 about --seconds at its rate. Every variant runs once a round; times are medians, ratios medians of the ratios
-within a round. Alpa: its own rule, senders and order (``plait/plan/reshard_unicast.py``); the three ways
+within a round. Alpa: its own rule, senders and order (``baselines/reshard_unicast.py``); the three ways
 named after it have one sender for all receivers of a box. ``of bound``: what the slowest NIC would need at
 its nominal rate (headers count against us), over what we need.
 """
@@ -20,15 +20,15 @@ import json
 import statistics
 from typing import Any
 
-from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
+from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab, ratio
 from rich.console import Console
 from rich.table import Table
 
 from plait.core.base.lab_hosts import parse_rate
 from plait.core.reshard.layouts import TensorLayout, unit_tasks
 from plait.lab import LabSpec
-from plait.plan.reshard import even_hosts
-from plait.plan.reshard_cost import Fabric, lower_bound
+from plait.plan.reshard.boundary import even_hosts
+from plait.plan.reshard.cost import Fabric, lower_bound
 
 HOSTS, PER_HOST = 5, 2
 
@@ -117,7 +117,7 @@ def work_out(case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
             "ways": found["plans"][name]["ways"],
             "of_bound": found["bound"] / median,
             "bytes_per_second": nbytes / median,
-            "over_ours": statistics.median(a / b for a, b in zip(seconds, times["ours"], strict=True)),
+            "over_ours": ratio(times, name, "ours"),
             "cpu_s": statistics.median(found["cpu"][name]),
         }
     about = {key: case[key] for key in ("source", "destination", "shape")}

@@ -5,42 +5,35 @@ from __future__ import annotations
 
 import json
 import resource
-import sys
 import time
+from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import as_rank, interleaved
 from torch import Tensor
 
+from benchmarks.baselines.reshard_searches import ORDERS
+from benchmarks.baselines.reshard_unicast import unicast_plan
 from plait.core.reshard.layouts import Reshard, TensorLayout
 from plait.core.reshard.plan import ReshardPlan
-from plait.plan.reshard import Fabric, plan_reshard
-from plait.plan.reshard_unicast import unicast_plan
+from plait.plan.reshard.boundary import Fabric, plan_reshard
 from plait.train.comm.lanes import Lane
 from plait.train.machine.device import RankDevice
-from plait.train.machine.rank_process import run_and_end
 
 HEAD_START = 0.02  # seconds from agreeing on a start to the start
 
 
-def main() -> None:
-    """Rank 0 writes what was measured to the file named first."""
-    out, given = sys.argv[1:]
-    setting = json.loads(given)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    lane = Lane(RankDevice(torch.device("cpu")))
+def measured(rank: int, given: str) -> dict[str, Any]:
+    """Of every case."""
+    setting, lane = json.loads(given), Lane(RankDevice(torch.device("cpu")))
     fabric = Fabric(**setting["fabric"] | {"hosts": tuple(setting["fabric"]["hosts"])})
     found = {name: _case(lane, rank, fabric, case, setting["rounds"]) for name, case in setting["cases"].items()}
-    if rank == 0:
-        Path(out).write_text(json.dumps(found))
     dist.barrier()
     lane.close()
-    dist.destroy_process_group()
+    return found
 
 
 def _case(lane: Lane, rank: int, fabric: Fabric, case: dict[str, Any], rounds: int) -> dict[str, Any]:
@@ -54,27 +47,25 @@ def _case(lane: Lane, rank: int, fabric: Fabric, case: dict[str, Any], rounds: i
     want = whole[destination.tile(rank, shape).slices].clone() if rank in destination.ranks else None
     del whole
     got = None if want is None else torch.zeros_like(want)
-    seconds: dict[str, list[float]] = {name: [] for name in plans}
-    cpu: dict[str, list[float]] = {name: [] for name in plans}
-    for name, plan in plans.items():
-        lane.prepare(plan)
-        _timed(lane, plan, have, got)
-        if want is not None and got is not None:
+
+    def timed(name: str, number: int) -> tuple[float, float]:
+        if not number:
+            lane.prepare(plans[name])
+        found = _timed(lane, plans[name], have, got)
+        if not number and want is not None and got is not None:
             assert torch.equal(got, want), f"{name} brought rank {rank} something else"
             got.zero_()
-    for _ in range(rounds):
-        for name, plan in plans.items():
-            taken, used = _timed(lane, plan, have, got)
-            seconds[name].append(taken)
-            cpu[name].append(used)
+        return found
+
+    times = interleaved({name: partial(timed, name) for name in plans}, rounds)
     summary = {
         name: {"predicted": plan.predicted / 1e9, "ways": sorted({s.way for s in plan.steps})}
         for name, plan in plans.items()
     }
     bound = next(iter(plans.values())).lower_bound / 1e9
     return {
-        "seconds": seconds,
-        "cpu": cpu,
+        "seconds": {name: [taken for taken, _ in found] for name, found in times.items()},
+        "cpu": {name: [used for _, used in found] for name, found in times.items()},
         "bound": bound,
         "units": len(next(iter(plans.values())).steps),
         "plans": summary,
@@ -83,9 +74,9 @@ def _case(lane: Lane, rank: int, fabric: Fabric, case: dict[str, Any], rounds: i
 
 def _planned(reshard: Reshard, fabric: Fabric, how: dict[str, Any]) -> ReshardPlan:
     """By an order and a way of ours, or the published baseline."""
-    return (
-        unicast_plan(reshard, fabric, way=how["unicast"]) if "unicast" in how else plan_reshard(reshard, fabric, **how)
-    )
+    if "unicast" in how:
+        return unicast_plan(reshard, fabric, way=how["unicast"])
+    return plan_reshard(reshard, fabric, search=ORDERS[how["order"]], **how)
 
 
 def _timed(lane: Lane, plan: ReshardPlan, have: Tensor | None, got: Tensor | None) -> tuple[float, float]:
@@ -115,4 +106,4 @@ def _cpu() -> float:
 
 
 if __name__ == "__main__":
-    run_and_end(main)
+    as_rank(measured)

@@ -30,7 +30,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
+from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab, rate_for, ratio
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -39,10 +39,11 @@ from plait.core.base.errors import PlaitError
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.activations import WalkedBatch, activations
-from plait.core.step.memory.states import position_tables, states
+from plait.core.step.memory.activations import TracedBatch, activations
+from plait.core.step.memory.memory_options import MemoryOptions
+from plait.core.step.memory.states import HeldStates, position_tables, states_of_place, unit_counts
 from plait.core.step.stages import Stage
-from plait.core.step.unit_traffic import unit_sizes
+from plait.core.step.traffic import unit_sizes
 from plait.lab import LabSpec
 
 RANKS, SLACK = 4, 1.05
@@ -94,7 +95,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     measured, found = _run("speed", VARIANTS, rounds=options.rounds), dict[str, Any]()
     times: dict[str, list[float]] = measured["seconds"]
     for name, seconds in times.items():
-        against = statistics.median(a / b for a, b in zip(times["megatron sp"], seconds, strict=True))
+        against = ratio(times, "megatron sp", name)
         lasting, within = predicted("speed", name)
         found[name] = {"seconds": statistics.median(seconds), "against_megatron": against, "lasting": lasting}
         found[name] |= {"within_a_step": measured["within"][name], "predicted": within}
@@ -144,19 +145,15 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
 def hidden(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a step with every way of hiding one kind's communication, and what share of it each
     hides."""
-    nic = options.nic or _rate_for(kind)
+    nic = options.nic or _rate(kind)
     times: dict[str, list[float]] = _hiding(kind, nic, HIDING, options.rounds)
-
-    def ratio(above: str, below: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[above], times[below], strict=True))
-
-    share = 1 - ratio("none", "before")
+    share = 1 - ratio(times, "none", "before")
     found: dict[str, Any] = {"nic": nic, "share": share, "rounds": options.rounds}
     found |= {
         name: {
             "seconds": statistics.median(seconds),
             "spread": (min(seconds), max(seconds)),
-            "hidden": (1 - ratio(name, "before")) / share,
+            "hidden": (1 - ratio(times, name, "before")) / share,
         }
         for name, seconds in times.items()
     }
@@ -170,15 +167,9 @@ def hidden(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _rate_for(kind: str) -> str:
-    """The link rate at which communication is about ``SHARE`` of the step before: what it adds is inverse to
-    the rate."""
-    rate, ends = 300.0, {name: HIDING[name] for name in ("before", "none")}
-    for rounds in (2, 4):
-        times = _hiding(kind, f"{round(rate)}mbit", ends, rounds)
-        added = statistics.median(a / b for a, b in zip(times["before"], times["none"], strict=True)) - 1
-        rate *= max(0.05, added * (1 - SHARE) / SHARE)
-    return f"{max(1, round(rate))}mbit"
+def _rate(kind: str) -> str:
+    ends = {name: HIDING[name] for name in ("before", "none")}
+    return rate_for(SHARE, 300.0, (2, 4), lambda nic, rounds: _hiding(kind, nic, ends, rounds), *ends)
 
 
 def _hiding(kind: str, nic: str, variants: dict[str, Any], rounds: int) -> dict[str, list[float]]:
@@ -193,10 +184,12 @@ def predicted(case: str, variant: str) -> tuple[int, int]:
     sharding, model = Sharding(optim=given.pop("optim", 1)), CASES[case]
     strategy, sequence = Strategy(**given), model.max_sequence
     stage = Stage(0, 1, 0, model.num_layers)
-    lasting = states(unit_sizes(model, strategy, stage, sharding), sharding, itemsize=4)
+    units = unit_counts(unit_sizes(model, strategy, stage, sharding))
+    lasting = states_of_place(HeldStates(units, bare=True), sharding, itemsize=4, options=MemoryOptions())
     tables = position_tables(model, strategy, sequence=sequence, itemsize=4)
-    within = activations(model, strategy, stage, WalkedBatch(batch=1, sequence=sequence, itemsize=4))
-    return lasting.total + tables, within.peak()
+    within = activations(model, strategy, stage, TracedBatch(batch=1, sequence=sequence, itemsize=4))
+    whole = lasting.parameters + lasting.gradients + lasting.optimizer + lasting.buffers
+    return whole + tables, within.peak()
 
 
 def _run(case: str, variants: dict[str, Any], **more: Any) -> dict[str, Any]:

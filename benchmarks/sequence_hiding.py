@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from slowest import timed_together
+from ranks import as_rank, interleaved, timed_together
 from typical import typical_costs
 
-from plait.core.base.env import RankEnv
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.layout import SequenceCut
+from plait.core.parallel.layout import ContextSplit
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import Load
-from plait.core.step.seconds.segment_costs import SegmentCosts
+from plait.core.step.orders.segment_costs import SegmentCosts
 from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.engine.executor import RankContext, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.machine.device import RankDevice
 from plait.train.machine.gpu import device_of
-from plait.train.machine.rank_process import run_and_end
-from plait.train.machine.threads import take_cores
 from plait.train.model.sequence import SequenceGroup
 from plait.train.model.transformer import ModelCut, Transformer
 from plait.train.record.recorder import Recorder
@@ -70,38 +64,24 @@ class Bench:
         return run
 
 
-def main() -> None:
-    """Rank 0 writes what it measured to the file named first."""
-    out, text = sys.argv[1:]
+def measured(rank: int, text: str) -> dict[str, Any]:
+    """Seconds of every way to hide what is exchanged."""
     setup: dict[str, Any] = json.loads(text)
-    torch.set_num_threads(1)
-    rank = RankEnv.read()
-    take_cores(*rank.place_among_cores, threads=1)
-    dist.init_process_group("gloo")
-    bench = _build(setup, rank.rank)
+    bench = _build(setup, rank)
     plain = bench.step("recorded", Strategy(**setup["base"], overlap="sync"))
     costs = typical_costs(plain, bench.recorder)
-    runs = {
-        name: bench.step("none" if name == "none" else "bare", Strategy(**setup["base"], **what), costs)
-        for name, what in setup["variants"].items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
-    for number in range(setup["rounds"] + 1):
-        turned = number % len(names)
-        for name in names[turned:] + names[:turned]:  # nobody always comes after the same one
-            taken = timed_together(runs[name])
-            if number:
-                times[name].append(taken)
-    if rank.rank == 0:
-        Path(out).write_text(json.dumps({"seconds": times}))
-    dist.barrier()
-    dist.destroy_process_group()
+
+    def timed(name: str) -> Callable[[int], float]:
+        strategy = Strategy(**setup["base"], **setup["variants"][name])
+        run = bench.step("none" if name == "none" else "bare", strategy, costs)
+        return lambda _: timed_together(run)
+
+    return {"seconds": interleaved({name: timed(name) for name in setup["variants"]}, setup["rounds"], turned=True)}
 
 
 def _build(setup: dict[str, Any], rank: int) -> Bench:
     spec, base = ModelSpec.from_dict(setup["model"]), Strategy(**setup["base"])
-    device, cut, size = device_of(None), SequenceCut(cp=base.cp, ring=base.ring), setup["batch"]
+    device, cut, size = device_of(None), ContextSplit(cp=base.cp, ring=base.ring), setup["batch"]
     tokens = torch.randint(0, spec.vocab, (size, spec.max_sequence), generator=torch.Generator().manual_seed(0))
     positions = torch.cat([torch.arange(run.start, run.stop) for run in cut.tokens(spec.max_sequence, rank)])
     own = tokens[:, positions]
@@ -115,4 +95,4 @@ def _wire(ranks: tuple[int, ...]) -> Wire:
 
 
 if __name__ == "__main__":
-    run_and_end(main)
+    as_rank(measured, lambda _: True)

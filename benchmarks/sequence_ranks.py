@@ -6,20 +6,18 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from slowest import slowest
+from ranks import as_rank, interleaved, slowest
 
-from plait.core.base.env import RankEnv
 from plait.core.cluster.hardware import HERE
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
@@ -33,7 +31,6 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import train_step
 from plait.train.machine.gpu import device_of
-from plait.train.machine.rank_process import run_and_end
 
 DEVICE = device_of(None)
 M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -95,17 +92,15 @@ class Variant:
 def timed(setup: Setup, rank: int) -> dict[str, Any]:
     """Seconds of every variant, interleaved, and what a step allocates."""
     variants = {name: Variant(setup, rank, what) for name, what in setup.variants.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
     for variant in variants.values():
         variant.assemble()
-    for number in range(setup.rounds + 1):
-        for name, variant in variants.items():
-            dist.barrier()
-            spent = slowest(variant.step())
-            if number:
-                seconds[name].append(spent)
+
+    def together(variant: Variant, _: int) -> float:
+        dist.barrier()
+        return slowest(variant.step())
+
     return {
-        "seconds": seconds,
+        "seconds": interleaved({name: partial(together, one) for name, one in variants.items()}, setup.rounds),
         "within": {name: DEVICE.allocated(variant.step).peak for name, variant in variants.items()},
     }
 
@@ -143,20 +138,11 @@ def _status(key: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def main() -> None:
-    """Rank 0 writes what was measured to the file named first; a rank without memory says so in ``report``
-    and takes the others down."""
-    out, text = sys.argv[1:]
+def measured(rank: int, text: str) -> dict[str, Any]:
+    """What is asked for; a rank without memory says so in ``report`` and takes the others down."""
     setup = Setup(**json.loads(text))
-    torch.set_num_threads(1)
-    rank = RankEnv.read()
-    dist.init_process_group("gloo")
-    found = limited(setup, rank.rank) if setup.limit else timed(setup, rank.rank)
-    if rank.rank == 0:
-        Path(out).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return (limited if setup.limit else timed)(setup, rank)
 
 
 if __name__ == "__main__":
-    run_and_end(main)
+    as_rank(measured)

@@ -27,7 +27,7 @@ import json
 import statistics
 from typing import Any
 
-from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
+from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab, rate_for, ratio
 from rich.console import Console
 from rich.table import Table
 
@@ -116,7 +116,7 @@ def main() -> int:
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one case and work its times out."""
-    nic = options.nic or (rate_for(name, options) if name in SYNC else NICS[name])
+    nic = options.nic or (_rate(name, options) if name in SYNC else NICS[name])
     point = work_out(name, nic, run(name, nic, options.rounds))
     if not options.json:
         show(point)
@@ -134,36 +134,26 @@ def run(name: str, nic: str, rounds: int, variants: tuple[str, ...] = ()) -> dic
     return ranks_on_lab(LabSpec(hosts, each, nic, segment=SEGMENT), "sharding_ranks.py", json.dumps(setup))
 
 
-def rate_for(name: str, options: argparse.Namespace) -> str:
-    """The link rate at which communication is about ``share`` of the step without overlap: what it adds is
-    inverse to the rate."""
-    rate, share, waits = 1000.0, options.share, SYNC[name]
-    for rounds in (2, 4):
-        times = run(name, f"{round(rate)}mbit", rounds, (waits, "compute"))["seconds"]
-        ratio = statistics.median(sync / alone for sync, alone in zip(times[waits], times["compute"], strict=True))
-        rate *= max(0.05, (ratio - 1) * (1 - share) / share)
-    return f"{max(1, round(rate))}mbit"
+def _rate(name: str, options: argparse.Namespace) -> str:
+    ends = (SYNC[name], "compute")
+    return rate_for(options.share, 1000.0, (2, 4), lambda nic, rounds: run(name, nic, rounds, ends)["seconds"], *ends)
 
 
 def work_out(name: str, nic: str, found: dict[str, Any]) -> dict[str, Any]:
     """Medians of seconds, medians over rounds of ratios, bytes."""
     times: dict[str, list[float]] = found["seconds"]
-
-    def ratio(above: str, below: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[above], times[below], strict=True))
-
     point: dict[str, Any] = {"case": name, "nic": nic, "rounds": len(next(iter(times.values()))), "variants": {}}
     if name == "overlap":
         times["limit"] = [max(pair) for pair in zip(times["compute"], times["comm"], strict=True)]
     if name in SYNC:
-        point["comm_share"] = 1 - ratio("compute", SYNC[name])
+        point["comm_share"] = 1 - ratio(times, "compute", SYNC[name])
     if name == "loading":
         point |= {"load": LOADING} | hidden(times)
     base, peer = BASES[name], "fsdp2" if "fsdp2" in times else ""
     for variant, seconds in times.items():
-        row: dict[str, Any] = {"seconds": statistics.median(seconds), "against_base": ratio(base, variant)}
-        row |= {"against_fsdp2": ratio(peer, variant)} if peer else {}
-        row |= {"of_limit": ratio("limit", variant)} if name == "overlap" else {}
+        row: dict[str, Any] = {"seconds": statistics.median(seconds), "against_base": ratio(times, base, variant)}
+        row |= {"against_fsdp2": ratio(times, peer, variant)} if peer else {}
+        row |= {"of_limit": ratio(times, "limit", variant)} if name == "overlap" else {}
         row |= {"link_bytes": found["link"].get(variant), "link_formula": found["formula"].get(variant)}
         point["variants"][variant] = row
     return point

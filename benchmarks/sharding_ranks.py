@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import as_rank, interleaved, slowest
 from sharding_peer import fsdp_step
-from slowest import slowest
 
-from plait.core.base.env import RankEnv
 from plait.core.cluster.hardware import HERE
 from plait.core.job.settings import MuonSection, TrainSection
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
-from plait.core.parallel.optimizers import OptimizerName
-from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.sharding import OptimizerName, Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import Shape, generate
-from plait.core.step.seconds.muon_time import muon_bytes
-from plait.core.step.step import Place, Step, Workload
-from plait.core.step.unit_traffic import step_bytes, unit_traffic
-from plait.core.step.units import UnitAction
+from plait.core.step.seconds.sharding_costs import muon_bytes
+from plait.core.step.step import PipelineRank, Step, Workload
+from plait.core.step.traffic import UnitAction, step_bytes, unit_traffic
 from plait.plan.make import assemble_plan
 from plait.train.comm.wire import NullWire
 from plait.train.engine.assembly import RankPart, assemble
@@ -36,8 +33,6 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import train_step
 from plait.train.machine.gpu import device_of
-from plait.train.machine.rank_process import run_and_end
-from plait.train.machine.threads import take_cores
 
 DEVICE = device_of(None)
 STEPS = 2  # in a row: what a step leaves under way belongs to the next
@@ -118,7 +113,7 @@ class Bench:
 
         def step(final: bool) -> None:
             if ahead:
-                part.pipeline.ahead()
+                part.pipeline.prefetch()
             time.sleep(load)
             train_step(own, optimizer, self.batches, learning_rate=1e-4, clip=0.0)
             if final:
@@ -137,7 +132,7 @@ class Bench:
             groups = {sharding.group(rank, axis, setup.ranks) for rank in range(setup.per_host)}
             total += sum(by_rank[axis] for group in groups if any(rank >= setup.per_host for rank in group))
         elsewhere = (setup.ranks - setup.per_host) / max(1, setup.ranks - 1)
-        return total + round(setup.per_host * muon_bytes(Place(part.plan, 0)) * elsewhere)
+        return total + round(setup.per_host * muon_bytes(PipelineRank(part.plan, 0)) * elsewhere)
 
 
 def _sent() -> int:
@@ -166,41 +161,32 @@ def _first_gather(part: RankPart) -> None:
     """What a step reads first is gathered, and let go of."""
     shards, first = part.shards, part.plan.schedule.ranks[0][0]
     assert shards is not None
-    part.pipeline.ahead()
+    part.pipeline.prefetch()
     for action, _ in part.pipeline.executors[first.stage].programmes[first.work.phase]:
         if not isinstance(action, UnitAction) or action.op.verb != "gather":
             break
         shards.drop(action.op)
 
 
-def main() -> None:
-    """Rank 0 writes what was measured to the file named first."""
-    out, text = sys.argv[1:]
+def measured(rank: int, text: str) -> dict[str, Any]:
+    """Seconds of every variant, and bytes over a host's link: counted in the last round, by the formula."""
     setup = Setup(**json.loads(text))
-    torch.set_num_threads(1)
-    rank = RankEnv.read()
-    if setup.per_host == 1:
-        take_cores(*rank.place_among_cores, threads=1)
-    dist.init_process_group("gloo")
-    bench = Bench(setup, rank.rank)
-    runs = {name: bench.variant(name, what) for name, what in setup.variants.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    bench = Bench(setup, rank)
     link: dict[str, int] = {}
-    for number in range(setup.rounds + 1):
-        for name, run in runs.items():
-            dist.barrier()
-            before, start = _sent(), time.perf_counter()
-            for at in range(STEPS):
-                run(at == STEPS - 1)
-            spent = slowest((time.perf_counter() - start) / STEPS)
-            if number:
-                seconds[name].append(spent)
-                link[name] = (_sent() - before) // STEPS
-    if rank.rank == 0:
-        Path(out).write_text(json.dumps({"seconds": seconds, "link": link, "formula": bench.formula}))
-    dist.barrier()
-    dist.destroy_process_group()
+
+    def timed(name: str, run: Callable[[bool], object], number: int) -> float:
+        dist.barrier()
+        before, start = _sent(), time.perf_counter()
+        for at in range(STEPS):
+            run(at == STEPS - 1)
+        spent = slowest((time.perf_counter() - start) / STEPS)
+        if number:
+            link[name] = (_sent() - before) // STEPS
+        return spent
+
+    runs = {name: partial(timed, name, bench.variant(name, what)) for name, what in setup.variants.items()}
+    return {"seconds": interleaved(runs, setup.rounds), "link": link, "formula": bench.formula}
 
 
 if __name__ == "__main__":
-    run_and_end(main)
+    as_rank(measured, lambda text: json.loads(text)["per_host"] == 1)

@@ -32,7 +32,7 @@ from plait.core.base.process import reserved_port
 from plait.core.base.text import table
 from plait.core.cluster.hardware import Hosts
 from plait.core.job.spec import Job
-from plait.launch.local import local_start
+from plait.launch.local.local import local_start
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 

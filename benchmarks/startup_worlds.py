@@ -17,13 +17,12 @@ from torch._C._distributed_c10d import HashStore
 
 from plait.core.base.env import RankEnv
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.layout import Layout, SequenceCut
+from plait.core.parallel.layout import ContextSplit, Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.schedules import Shape, generate
 from plait.core.step.stages import tie_of
 from plait.train.comm import world as meeting
-from plait.train.comm.objects import odd_ones
-from plait.train.comm.tree import node_of
+from plait.train.comm.tree import differing_ranks, node_of
 from plait.train.comm.wire import NullWire
 from plait.train.engine import groups
 
@@ -38,7 +37,7 @@ def plan_for(world: int) -> Any:
     }
     workload = SimpleNamespace(optimizer="adamw")
     return SimpleNamespace(
-        **of, workload=workload, sequence_cut=SequenceCut(), tie=lambda rank: tie_of(rank, model=model, **of)
+        **of, workload=workload, sequence_cut=ContextSplit(), tie=lambda rank: tie_of(rank, model=model, **of)
     )
 
 
@@ -77,7 +76,7 @@ def _of_a_rank(plan: Any, world: int, rank: int) -> dict[str, Any]:
             store.asked["torch", "get"] += 1
         return NullWire(len(ranks))
 
-    tree = SimpleNamespace(meet=lambda: over_the_tree("world"))
+    tree = SimpleNamespace(barrier=lambda: over_the_tree("world"))
     start, before = time.perf_counter(), _resident()
     with (
         counting_groups() as opened,
@@ -86,20 +85,20 @@ def _of_a_rank(plan: Any, world: int, rank: int) -> dict[str, Any]:
         mock.patch.object(groups, "_connected", lambda wire, _: wire),
         mock.patch.dict(os.environ),
     ):
-        meeting.all_have_one(store, world, f"gpu {rank}")
+        meeting.each_has_own_gpu(store, world, f"gpu {rank}")
         meeting.join_world(me, store, "gloo", 60.0)
         seconds, size = time.perf_counter() - start, _resident() - before
         try:
             if rank:  # rank 0 prepares it instead
-                meeting.first_does(lambda: None, "corpus")
+                meeting.run_on_rank_zero(lambda: None, "corpus")
             groups.open_groups(plan, rank, SimpleNamespace(backend="nccl"))  # type: ignore[arg-type]
-            place = plan.layout.place_of(rank)
+            place = plan.layout.pp_rank_of(rank)
             for a, b in ((place - 1, place), (place, place + 1)):
                 if a >= 0 and b < len(plan.layout.meshes):
                     ranks = [each for at in (a, b) for each in plan.layout.meshes[at].ranks]
                     for _ in range(2):  # up and down
                         open_wire("nccl", ranks)
-                    odd_ones("plan", ranks)
+                    differing_ranks("plan", ranks)
             meeting.new_group()  # for checkpoints
             over_the_tree("checkpoints")
         finally:

@@ -25,9 +25,9 @@ import polars as pl
 from keeping import finish, make_parser, tell
 
 from plait.core.parallel.layout import Layout
-from plait.diagnose.reading import read_run
-from plait.diagnose.recording import MEETINGS, ROLLUP, SPANS, Recording, grid_of, rollup_of
-from plait.diagnose.stragglers import verdicts
+from plait.diagnose.measured.reading import read_run
+from plait.diagnose.measured.recording import MEETINGS, ROLLUP, SPANS, Recording, grid_of, rollup_of
+from plait.diagnose.verdicts.stragglers import verdicts
 
 RECORDED = 220
 """Steps of a run whose noise is taken."""

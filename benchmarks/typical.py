@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from plait.core.step.seconds.segment_costs import SegmentCosts
+from plait.core.step.orders.segment_costs import SegmentCosts
 from plait.train.record.recorder import Recorder
 from plait.train.tune.timing import RECORDED, median_costs, recorded
 

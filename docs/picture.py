@@ -17,11 +17,11 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.timeline import Span
+from plait.core.step.orders.segment_costs import segment_costs
 from plait.core.step.schedules import whole_steps
-from plait.core.step.seconds.segment_costs import segment_costs
 from plait.core.step.step import Step, Workload
 from plait.plan.make import assemble_plan
-from plait.plan.simulate import simulate_plan
+from plait.plan.search.simulate import simulate_plan
 
 MODEL = ModelSpec(family="gpt", num_layers=2, hidden=768, num_heads=12, vocab=257, max_sequence=256)
 BATCH, SEQUENCE = 8, 256

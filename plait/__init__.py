@@ -1,7 +1,7 @@
-"""Plait: plan, place, train and diagnose large-language-model training when the network is what you wait
-for.
+"""Plait: plan, place, train and diagnose large-language-model training when the network is what you
+wait for.
 
-The names of ``plait.api`` are here as well: ``plait.plan_job("job.toml")``.
+The public names of ``plait.api`` are available here, too: ``plait.plan_job("job.toml")``.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""``python -m plait``: the command line, where the script is not on the path."""
+"""``python -m plait``: the command line, for use without the ``plait`` script on the PATH."""
 
 from plait.cli import run
 

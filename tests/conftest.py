@@ -1,4 +1,5 @@
-"""What all tests share: tiers, one Hypothesis profile, and no torch threads to fight over the cores."""
+"""What all tests share: tiers, one Hypothesis profile, and no torch threads to fight over the
+cores."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from plait.plan import forked
+from plait.plan.search import search as forked
+from tests.support.durations import Durations
 
 # Deadlines measure the machine's other work. The suite draws the same examples each time, so that a change is
 # judged by what it changed; `--hypothesis-profile=drawn` looks for new ones, and keeps what it finds.
@@ -51,7 +53,8 @@ TIERS = {
 OF_FOLDER = {"dist": "ranks", "streams": "ranks"} | dict.fromkeys(
     ("cli", "faults", "gpu", "kubernetes", "lab", "launch", "slurm", "view"), "system"
 )
-"""Tiers of folders; of all others ``unit``. A module's ``TIER`` says otherwise, a test's own mark first."""
+"""Tiers of folders; of all others ``unit``. A module's ``TIER`` says otherwise, a test's own mark
+first."""
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system")
 """Events of the interpreter that start a process."""
 
@@ -62,16 +65,29 @@ class Guard:
     on = False
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where durations are kept."""
+    parser.addoption("--durations-json", type=Path, metavar="FILE", help="seconds of every test, the longest first")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In the process that hears of all tests."""
+    file = config.getoption("--durations-json")
+    if file and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations(file))
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name bytes by argument and number: gzip holds the time of writing, and workers must agree on names."""
+    """Name bytes by argument and number: gzip holds the time of writing, and workers must agree on
+    names."""
     return argname if isinstance(val, bytes) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give every test its tier.
 
-    What depends on the machine's other work may be tried once more. It is then named as RERUN in the summary,
-    and is to be mended. All others, and so all that numbers depend on, have one try.
+    What depends on the machine's other work may be tried once more. It is then named as RERUN in
+    the summary, and is to be mended. All others, and so all that numbers depend on, have one try.
     """
     here = Path(__file__).parent
     for item in items:
@@ -94,14 +110,15 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return (yield)
     Guard.on = True
     try:
-        with mock.patch.object(forked, "possible", return_value=False):  # the planner does its work in one process
+        with mock.patch.object(forked, "can_fork", return_value=False):  # the planner does its work in one process
             return (yield)
     finally:
         Guard.on = False
 
 
-def _refuse_to_start(event: str, _: object) -> None:
-    if Guard.on and event in STARTS:
+def _refuse_to_start(event: str, details: tuple[object, ...]) -> None:
+    parser = details and str(details[0]).endswith("/shfmt")  # reads a text and writes its tree, in milliseconds
+    if Guard.on and event in STARTS and not parser:
         raise RuntimeError(f"a unit test starts a process ({event}): mark it pytest.mark.system")
 
 

@@ -1,5 +1,6 @@
-"""``python -m tests.example_jobs``: write the comments of the shipped jobs anew, after a setting's meaning
-has changed, and the table of their plans in docs/start.md, after the planner's numbers have."""
+"""``python -m tests.example_jobs``: write the comments of the shipped jobs anew, after a setting's
+meaning has changed, and the table of their plans in docs/start.md, after the planner's numbers
+have."""
 
 from __future__ import annotations
 
@@ -11,8 +12,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from plait.api.commented import commented
-from plait.api.new_job import examples
+from plait.api.new_job import examples, with_comments
 from plait.cli.main import app
 from plait.core.parallel.sharding import Sharding
 from tests.support.hugging_face import hugging_face
@@ -28,7 +28,7 @@ def main() -> None:
     """Each in its place."""
     for name, file in examples().items():
         if name not in AS_WRITTEN:
-            file.write_text(commented(file.read_text()))
+            file.write_text(with_comments(file.read_text()))
     START.write_text(ROW.sub(lambda row: row_of(row["job"], row["for"]), START.read_text()))
 
 

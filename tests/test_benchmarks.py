@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from keeping import HERE, commit, keep, make_parser, timed
 
-from plait.launch.local import local_start, run_ranks
+from plait.launch.local.local import local_start, run_ranks
 from tests.support.lab import wait_until
 
 
@@ -80,8 +80,8 @@ def test_a_benchmark_ends_of_a_signal_with_what_it_has_started(tmp_path: Path, n
 
 @pytest.mark.system
 def test_every_way_brings_a_stage_on_another_mesh_what_it_was_sent(tmp_path: Path) -> None:
-    """A rank that gets something else fails, and so does the run: of h and two skips, of four micro-batches,
-    one rank after a forward and two after a backward, by five ways."""
+    """A rank that gets something else fails, and so does the run: of h and two skips, of four
+    micro-batches, one rank after a forward and two after a backward, by five ways."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

@@ -1,4 +1,5 @@
-"""Figures of README and documents are those of the JSON that measurements have left, or follow from it."""
+"""Figures of README and documents are those of the JSON that measurements have left, or follow from
+it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The rules of the house that a machine can check: where torch and the environment live, sizes, docstrings,
-programs, faces. Who may import whom stands in pyproject.toml, for import-linter.
+"""The rules of the house that a machine can check: where torch and the environment live, sizes,
+docstrings, programs, faces. Who may import whom stands in pyproject.toml, for import-linter.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _imported(file: Path) -> list[str]:
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """The dotted name of everything imported, wherever the import stands; ``from a import b`` gives both
-    ``a`` and ``a.b``."""
+    """The dotted name of everything imported, wherever the import stands; ``from a import b`` gives
+    both ``a`` and ``a.b``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -94,11 +94,11 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 def test_nothing_slow_is_imported_at_the_top(file: Path) -> object:
     top = [node for node in _tree(file).body if isinstance(node, (ast.Import, ast.ImportFrom))]
     # What these compute on: columns of strategies, of nodes and jobs, of recordings.
-    numbers = {folder: {"numpy"} for folder in ("plan", "place", "traces", "columns", "memory", "seconds")} | {
-        "diagnose": {"numpy", "polars"},
+    numbers = {folder: {"numpy"} for folder in ("plan", "place", "job_traces", "columns", "memory", "seconds")} | {
+        "diagnose": {"numpy", "polars"}, "formats": {"numpy", "polars"},
         "view": {"numpy", "polars", "dash", "flask", "werkzeug"},  # cli imports it inside the verb
-    }
-    columns = numbers.get(file.parent.name, set[str]())
+    }  # fmt: skip
+    columns = set[str]().union(*(numbers[part] for part in file.parts if part in numbers))
     return {name.split(".")[0] for node in top for name in _imports(node)} & (STARTS_FAST - columns)
 
 
@@ -151,7 +151,8 @@ UNPICKLING_CALLS = {"all_gather_object", "gather_object", "broadcast_object_list
 
 @rule(FILES)
 def test_nothing_is_unpickled(file: Path) -> object:
-    """Whoever unpickles runs what somebody else has written: not from files, not from other ranks."""
+    """Whoever unpickles runs what somebody else has written: not from files, not from other
+    ranks."""
     tree = _tree(file)
     imported = {part for name in _imported(file) for part in name.split(".")}
     called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -202,8 +203,8 @@ def _inherited(file: Path) -> Iterator[tuple[str, bool]]:
 
 @rule(FILES)
 def test_public_names_are_documented(file: Path) -> object:
-    """A method may lean on the docstring of the same method of another class in its file, or of a base of its
-    class: the interface it implements."""
+    """A method may lean on the docstring of the same method of another class in its file, or of a
+    base of its class: the interface it implements."""
     found = list(_public(_tree(file).body))
     documented = {name.rpartition(".")[2] for name, has in [*found, *_inherited(file)] if has}
     return [name for name, has in found if not has and not ("." in name and name.rpartition(".")[2] in documented)]
@@ -232,6 +233,16 @@ PROGRAMS = {name: value for name, value in vars(programs).items() if name.isuppe
 @pytest.mark.parametrize("module", PROGRAMS.values(), ids=PROGRAMS)
 def test_programs_are_there(module: str) -> None:
     assert find_spec(module)
+
+
+@rule(FILES)
+def test_a_program_starts_at_the_end_of_its_file(file: Path) -> object:
+    """What stands behind is not defined yet when it runs."""
+    return [
+        node.lineno
+        for node in _tree(file).body[:-1]
+        if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+    ]
 
 
 @rule([file for file in FILES if file.name != "programs.py"])

@@ -1,4 +1,5 @@
-"""Pages of the papers hold what their JSON holds, and judge all that they print beside what is published."""
+"""Pages of the papers hold what their JSON holds, and judge all that they print beside what is
+published."""
 
 from __future__ import annotations
 
@@ -150,7 +151,8 @@ def test_what_was_measured_has_more_noise() -> None:
 
 
 def test_what_is_up_to_date_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupted run goes on where it stopped; other code computes all anew; a lab is measured once."""
+    """An interrupted run goes on where it stopped; other code computes all anew; a lab is measured
+    once."""
     done: list[str] = []
 
     def broken() -> Found:
@@ -185,7 +187,8 @@ def test_what_is_up_to_date_is_not_computed_again(tmp_path: Path, monkeypatch: p
 
 
 def commands() -> list[list[str]]:
-    """Words after "plait" of every command that a page shows, each once; but those by which nothing fits."""
+    """Words after "plait" of every command that a page shows, each once; but those by which nothing
+    fits."""
     rows = [row for paper, figure in FIGURES for row in (read(paper, figure["id"]) or {"rows": ()})["rows"]]
     every = dict.fromkeys(
         row["command"] for row in rows if row["command"].startswith("plait ") and "fit" not in str(row["value"])
@@ -193,11 +196,15 @@ def commands() -> list[list[str]]:
     return [shlex.split(one)[1:] for one in every]
 
 
-def test_every_command_that_plans_is_taken() -> None:
-    """Its file, its settings and what it asks "if" about; what it says takes a minute for all of them."""
-    plans = [words for words in commands() if words[0] == "plan"]
-    assert len(plans) > 50
-    for _, file, *words in plans:
+PLANS = [words for words in commands() if words[0] == "plan"]
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(at, marks=pytest.mark.contract) for at in range(1, 4))])
+def test_every_command_that_plans_is_taken(first: int) -> None:
+    """Its file, its settings and what it asks "if" about, of every fourth in the suite; what it
+    says takes a minute for all of them."""
+    assert len(PLANS) > 50
+    for _, file, *words in PLANS[first::4]:
         settings = [word for word in words if not word.startswith("--")]
         changes = [settings.pop(settings.index(words[at + 1])) for at, word in enumerate(words) if word == "--what-if"]
         own = "--evaluate" in words
@@ -239,8 +246,8 @@ def test_slices_have_the_losses_of_none() -> None:
 
 
 def test_rows_of_loss_curves_are_what_the_losses_say() -> None:
-    """The JSON keeps the loss of every step; slices and none differ by less than two first weights, in fp64
-    by nearly nothing."""
+    """The JSON keeps the loss of every step; slices and none differ by less than two first weights,
+    in fp64 by nearly nothing."""
     kept = read("domino", "curves")
     assert kept
     losses = {series["name"]: [loss for _, loss in series["points"]] for series in kept["series"]}
@@ -255,29 +262,11 @@ def test_rows_of_loss_curves_are_what_the_losses_say() -> None:
 
 @pytest.mark.smoke
 def test_a_command_says_what_the_figure_takes() -> None:
-    """A row of Megatron-LM's as a user would have it, against the run of ``benchmarks/as_trained.py``."""
+    """A row of Megatron-LM's as a user would have it, against the run of
+    ``benchmarks/as_trained.py``."""
     words = shlex.split(megascale.megatron_command(256))
     told = json.loads(plait(*words[1:], "--json", folder=ROOT).stdout)
     assert told["candidates"][0]["seconds"] == pytest.approx(megascale.trained()[256].predicted.seconds, rel=1e-6)
-
-
-def test_pictures_join_what_has_an_order_and_name_what_they_show(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    drawn: dict[str, Any] = {}
-    monkeypatch.setattr(pictures, "save", lambda made, file: drawn.update({file.stem: made.axes[0]}))
-    series = [{"name": f"{part}, {last}", "points": [["a", 1], ["b", 2]]} for part in "xy" for last in "uv"]
-    rows = [{"name": "one", "value": 1.0}]
-    for stem, more in (("joined", {}), ("apart", {"joined": False}), ("ranges", {"chart": "ranges"})):
-        figure = {"title": "word " * 40, "chart": "lines", "rows": rows} | more
-        pictures.draw(figure, {"series": series, "rows": rows}, tmp_path / stem)
-    for stem, line in (("joined", {"-", "--"}), ("apart", {"None"})):
-        curves = drawn[stem].get_lines()
-        assert {curve.get_linestyle() for curve in curves} == line
-        assert len({(curve.get_color(), curve.get_linestyle()) for curve in curves}) == 4
-    assert len({curve.get_marker() for curve in drawn["apart"].get_lines()}) == 4  # what coincides is seen
-    assert max(map(len, drawn["ranges"].get_title().splitlines())) <= pictures.TITLE
-    assert [text.get_text() for text in drawn["ranges"].get_legend().get_texts()] == ["Plait"]  # nothing is published
 
 
 def test_ranges_are_lines_and_axes_have_a_tick_a_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -322,16 +311,6 @@ def test_loss_curves_are_drawn_by_precision_and_beside_the_first(
     first, second = (list(curve.get_ydata()) for curve in left.get_lines())
     assert all(map(math.isnan, first)) and math.isnan(second[0]) and second[1] == 0.5  # on a log axis none is not
     assert left.get_yscale() == "log"
-
-
-def test_lists_of_numbers_are_kept_on_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(found, "RESULTS", tmp_path)
-    series = [found.Series(name="[a, b]", points=[(1, 2.5), ("x, y", 3)])]
-    found.write("domino", "one", Found(rows=[Row(name="a", value=(1.0, 2.0))], series=series), {})
-    text = found.result_file("domino", "one").read_text()
-    assert "[1, 2.5]" in text and '["x, y", 3]' in text and "[1.0, 2.0]" in text
-    kept = read("domino", "one")
-    assert kept and kept["series"] == [{"name": "[a, b]", "points": [[1, 2.5], ["x, y", 3]]}]
 
 
 def test_a_picture_can_be_read_on_black(tmp_path: Path) -> None:

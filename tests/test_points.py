@@ -46,7 +46,8 @@ def test_what_does_not_exist_is_noticed(seen: str) -> None:
 
 
 def _exists(seen: str) -> bool:
-    """Return whether a test's file, a benchmark with its options or figure, or a verb with its job exists.
+    """Return whether a test's file, a benchmark with its options or figure, or a verb with its job
+    exists.
 
     Benchmarks find each other beside them: they are scripts, which ``-m`` does not start.
     """

@@ -1,4 +1,5 @@
-"""What a rank's start takes does not grow with the world: the counts of ``benchmarks/startup.py``."""
+"""What a rank's start takes does not grow with the world: the counts of ``benchmarks/startup.py``;
+and what small programs load."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from plait.core.base.programs import RENDERER, SELF_CHECK
 from plait.train.comm.tree import FAN
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -38,3 +40,11 @@ def test_it_is_connected_to_its_neighbours_in_the_tree(counted: list[dict[str, A
     for one in counted:
         assert one["connections"] <= one["gloo_groups"] * (FAN + 1)
         assert one["mesh_connections"] == one["gloo_groups"] * (one["world"] - 1)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("program", [RENDERER, SELF_CHECK])
+def test_programs_with_limits_load_no_numbers(program: str) -> None:
+    code = f"import sys, {program}; print(sorted({{'numpy', 'torch', 'pydantic'}} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"

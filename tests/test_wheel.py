@@ -1,5 +1,6 @@
-"""The wheel in an empty environment, outside of the source tree: built with a compiler and without one, the
-base alone and what trains. Packages come from the registry, in the versions of requirements.lock."""
+"""The wheel in an empty environment, outside of the source tree: built with a compiler and without
+one, the base alone and what trains. Packages come from the registry, in the versions of
+requirements.lock."""
 
 from __future__ import annotations
 
@@ -142,7 +143,8 @@ def test_what_an_extra_brings_is_named(base: Empty, words: str, extra: str) -> N
 
 @pytest.mark.timeout(1500)
 def test_what_trains_is_added_by_the_extra(pure: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The second wheel has the part in C, where there is a compiler; both examples of a loop of one's own."""
+    """The second wheel has the part in C, where there is a compiler; both examples of a loop of
+    one's own."""
     wheel, said = _build(tmp_path_factory.mktemp("native"))
     base = _with_base(pure[0], tmp_path_factory.mktemp("trains"))  # its own: others are to find no PyTorch
     base.install("--force-reinstall", "--no-deps", wheel)

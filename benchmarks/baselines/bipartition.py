@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from benchmarks.baselines.fits import cell_order
-from plait.place.answer import Assignment
-from plait.place.problem import Problem
+from plait.place.solve.problem import Assignment, Problem
 
 PASSES = 4
 Edges = Mapping[int, Mapping[int, float]]

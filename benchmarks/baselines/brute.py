@@ -9,15 +9,14 @@ from itertools import combinations_with_replacement, product
 from math import comb, inf
 
 from plait.core.base.errors import PlacementError
-from plait.place.answer import Assignment
-from plait.place.problem import Problem
+from plait.place.solve.problem import Assignment, Problem
 
 MOST = 5_000_000
 
 
 def brute_force(problem: Problem) -> Assignment:
     """Raises PlacementError for what would take too long, or is no matrix of equal columns."""
-    if not problem.plain_enough or problem.spares.per_row:
+    if not problem.is_plain or problem.spares.per_row:
         raise PlacementError("Enumeration is for plain matrices of equal columns: set place.method=cpsat.")
     assert problem.shape is not None
     rows, columns = problem.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from plait.place.problem import Problem
+from plait.place.solve.problem import Problem
 
 SCALE = 1000
 """Whole numbers in a unit of the score: alpha has three digits at most."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from plait.place.answer import Assignment
-from plait.place.problem import Problem
+from plait.place.solve.problem import Assignment, Problem
 
 SEED = 0
 

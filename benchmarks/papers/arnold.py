@@ -26,9 +26,9 @@ from plait.api.placing import plan_of, volumes_of
 from plait.core.cluster.network import Network
 from plait.core.job.communication import CommunicationMatrix
 from plait.place.placing import place
-from plait.place.problem import MinipodSpread, Problem, spread_of
-from plait.place.program import mip
-from plait.plan.simulate import PlacedOn, simulate_plan
+from plait.place.solve.problem import MinipodSpread, Problem, spread_of
+from plait.place.solve.program import mip
+from plait.plan.search.simulate import PlacedOn, simulate_plan
 
 PAPER = "arnold"
 SEEDS, LIMIT = 5, 30.0

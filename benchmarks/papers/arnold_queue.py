@@ -9,14 +9,14 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from benchmarks.forecast_errors import errors
 from benchmarks.papers.found import HERE, ROOT, Found, Row, Series, spread
 from benchmarks.papers.verdicts import NOISE
-from plait.api.queueing import Replay, Replayed, replay_queue
-from plait.place.forecast import assess
-from plait.place.policy import ALIASES
-from plait.place.replay import ReplayOutcome
-from plait.place.reservation import ClusterShape, Planned
-from plait.place.traces.table import Trace
+from plait.api.queueing import Replayed, ReplayOptions, replay_queue
+from plait.formats.job_traces.table import Trace
+from plait.place.queue.admission import ALIASES
+from plait.place.queue.replay import ReplayOutcome
+from plait.place.queue.reservation import ClusterShape, Planned
 
 TRACE = HERE / "jobs" / "short-jobs.csv"
 HOUR = 3600.0
@@ -28,12 +28,14 @@ ARRIVALS = (22, 34, 46, 58, 70)
 def _replayed(trace: Path, policies: str, hour: float) -> Replayed:
     """A cluster of 2,000 nodes, 1,200 of them reserved from four hours before that hour on."""
     planned = [Planned(nodes=1200, arrival=hour * HOUR, notice=4 * HOUR, duration=12 * HOUR)]
-    return replay_queue(trace, Replay(cluster=ClusterShape(nodes=2000), planned=planned, policies=policies, load=0.9))
+    return replay_queue(
+        trace, ReplayOptions(cluster=ClusterShape(nodes=2000), planned_jobs=planned, policies=policies, load=0.9)
+    )
 
 
 def _missed(trace: Trace) -> float:
     """Root mean square error of predictions, in intervals of ten minutes."""
-    return assess(trace)[1].rmse["10-minute buckets, at most 4 h"]["model"]
+    return errors(trace)["10-minute buckets, at most 4 h"]["model"]
 
 
 def _longer(folder: Path) -> Path:
@@ -86,7 +88,8 @@ def queue() -> Found:
     public, elsewhere, date = _public()
     rows = [
         public,
-        Row(name="the same, made-up jobs", value=f"{_missed(found.trace):.2f}", command=f"plait queue fit {trace}"),
+        Row(name="the same, made-up jobs", value=f"{_missed(found.trace):.2f}",
+            command=f"python -m benchmarks.forecast_errors {trace}"),
         Row(name="arnold: reserved nodes held at the arrival", command=where,
             over=[held["arnold"], *others, _held(longer), *elsewhere],
             note="five arrivals; jobs an hour longer; public traces"),

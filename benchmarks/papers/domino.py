@@ -19,7 +19,7 @@ from benchmarks.papers.found import Found, Row, Series, spread
 from benchmarks.papers.planned import Settings, command, planning, predict, settings
 from benchmarks.papers.verdicts import NOISE
 from plait.core.step.memory.estimate import estimate
-from plait.plan.candidate import Candidate
+from plait.plan.search.candidate import Candidate
 
 PAPER = "domino"
 BATCHES, SEQUENCES = (4, 8, 16, 32, 64), (512, 1024)

@@ -17,7 +17,7 @@ from benchmarks.papers.planned import Settings, best, command, full_mfu, plannin
 from benchmarks.papers.verdicts import NOISE
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.estimate import PlaceEstimate, estimate
-from plait.plan.candidate import Candidate
+from plait.plan.search.candidate import Candidate
 
 PAPER = "internevo"
 GPUS, TOKENS, GIB = 128, 1 << 22, 2**30

@@ -20,9 +20,9 @@ from benchmarks.papers.found import HERE, Found, Row, Series
 from benchmarks.papers.planned import Settings, best, command, full_mfu, planning, predict, settings, stage_costs
 from benchmarks.papers.verdicts import MEASURED
 from plait.core.base.codec.toml_text import read_toml
-from plait.core.step.clock.dry_run import PipelineCosts, dry_run
+from plait.core.step.clock.pipeline_clock import PipelineCosts, dry_run
 from plait.core.step.schedule import Schedule
-from plait.plan.candidate import Candidate
+from plait.plan.search.candidate import Candidate
 
 PAPER = "megascale"
 OWN = settings(model__parallel_block="true")

@@ -10,9 +10,9 @@ from statistics import median
 from benchmarks.papers.found import ROOT, job_file
 from plait.api.planning import Planning, plan_job
 from plait.core.base.errors import PlaitError
-from plait.core.step.clock.dry_run import PipelineCosts
+from plait.core.step.clock.pipeline_clock import PipelineCosts
 from plait.core.step.schedule import Schedule
-from plait.plan.candidate import Candidate
+from plait.plan.search.candidate import Candidate
 
 Settings = tuple[str, ...]
 

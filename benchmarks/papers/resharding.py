@@ -15,18 +15,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
+from benchmarks.baselines.reshard_searches import ORDERS
+from benchmarks.baselines.reshard_unicast import unicast
 from benchmarks.papers import lab
 from benchmarks.papers.found import Found, Row, Series
 from benchmarks.papers.planned import Settings, command, planning, settings, stage_costs
 from benchmarks.papers.verdicts import MEASURED, NOISE
 from plait.core.reshard.layouts import Reshard, TensorLayout, UnitTask, unit_tasks
 from plait.core.reshard.plan import ReshardPlan
-from plait.core.step.clock.dry_run import PipelineCosts, dry_run
+from plait.core.step.clock.pipeline_clock import PipelineCosts, dry_run
 from plait.core.step.schedule import Schedule
 from plait.core.step.schedules import Shape, generate
-from plait.plan.reshard import even_hosts, plan_reshard
-from plait.plan.reshard_cost import Fabric
-from plait.plan.reshard_unicast import unicast
+from plait.plan.reshard.boundary import even_hosts, plan_reshard
+from plait.plan.reshard.cost import Fabric
 
 PAPER = "resharding"
 RATE = 10e9 / 8
@@ -62,10 +63,10 @@ class Moved:
         found = list(unit_tasks(self.source, self.destination, self.shape))
         return found, [task.box.elements * self.itemsize for task in found]
 
-    def plan(self, **how: str) -> ReshardPlan:
-        """Plait's, or another order or way."""
+    def plan(self, order: str = "list") -> ReshardPlan:
+        """Plait's, or another order."""
         moved = Reshard(self.source, self.destination, self.shape, self.itemsize)
-        return plan_reshard(moved, self.fabric, **how)  # type: ignore[arg-type]
+        return plan_reshard(moved, self.fabric, order=order, search=ORDERS[order])
 
     def seconds(self, way: str) -> float:
         """By one of ``NAMES``."""
@@ -138,14 +139,13 @@ def orders() -> Found:
     """Section 5.3.1: the naive order and load balance alone, over ours."""
     rows: list[Row] = []
     points: dict[str, list[tuple[float | str, float]]] = {"naive": [], "load_balance": [], "list": []}
-    for name, (first, second, shape) in MANY.items():
+    for name in MANY:
         moved = _many(name)
         taken = {order: moved.plan(order=order).predicted * 1e-9 for order in points}
         for order, seconds in taken.items():
             points[order].append((name, round(16 / seconds, 3)))
         note = f"load balance alone {taken['load_balance'] / taken['list']:.2f}x"
-        rows.append(Row(name=name, value=round(taken["naive"] / taken["list"], 2), note=note,
-                        command=_command(first, second, shape, "ranks_per_host=4", "order=naive")))  # fmt: skip
+        rows.append(Row(name=name, value=round(taken["naive"] / taken["list"], 2), note=note))
     return Found(rows=rows, series=[Series(name=name, points=own) for name, own in points.items()])
 
 

@@ -1,8 +1,9 @@
-"""A live queue beside a planned job: jobs that opted in are held, and let start as Algorithm 1 has it.
+"""Live admission control for a cluster with a planned job: opted-in jobs are held, and started by
+Algorithm 1 of Arnold (arXiv 2509.15940).
 
-A round looks at the cluster, decides, acts. It keeps nothing in memory that the next one needs, so that
-it can be killed at any moment and started again; the same function decides in a replay
-(``place/admission.py``).
+A round takes a snapshot of the cluster, decides and acts. No round needs state that an earlier
+round kept in memory, so the process can be killed and restarted at any moment. A replay decides
+with the same function (``place/queue/admission.py``).
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ from typing import Literal
 from plait.core.base.codec.data import Texts
 from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.text import counted
-from plait.launch.live_queue import LetIn, LiveQueue, QueuedJob, QueueView, seconds_of
+from plait.launch.live_queue import AdmissionTerms, LiveQueue, QueuedJob, QueueView, seconds_of
 from plait.launch.watch import catching_signals, say
-from plait.place.live import LiveCluster, LiveJob, LiveStart, LiveZone, decide
+from plait.place.queue.live import LiveCluster, LiveJob, LiveStart, LiveZone, decide
 
 Forecast = Callable[[Sequence[QueuedJob]], Sequence[float]]
-"""Seconds of jobs."""
+"""A function that returns the predicted run times of jobs, in seconds."""
 GRACE = 120.0
-"""Seconds that a job that was let in may wait for Slurm to start it, before it is held and decided anew."""
+"""The longest time, in seconds, that an admitted job may wait for Slurm to start it, before it is
+held and decided again."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Admitted:
-    """Something that was done. where: ``outside``, or the zones entered.
-    until: seconds since 1970 at which the first of these is due; None outside."""
+class AdmissionAction:
+    """An action on a job. at: seconds since 1970. where: ``outside``, or the zones that the job
+    enters; empty for other actions. until: seconds since 1970 at which the first of these zones is
+    due; None outside zones."""
 
     at: float
     job: str
@@ -42,20 +45,21 @@ class Admitted:
     until: float | None = None
 
     def line(self) -> str:
-        """For people."""
+        """Return a line of text for the user."""
         clock = time.strftime("%H:%M:%S", time.localtime(self.at))
         where = f" {self.where} on {','.join(self.nodes)}" if self.nodes else ""
         return f"{clock}  {self.what} {self.job}{where}"
 
     def to_json(self) -> str:
-        """A line of JSON."""
+        """Return a line of JSON."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What a round saw before it let anybody in: jobs that opted in, and GPUs in use on every node, those of
-    jobs that are about to start among them."""
+    """The queue as a round sees it before it admits jobs. at: seconds since 1970. waiting, running:
+    names of opted-in jobs. used: GPUs in use on every node, including those of jobs that are about
+    to start. passed: jobs that are left alone, with the reason."""
 
     at: float
     waiting: tuple[str, ...]
@@ -64,26 +68,27 @@ class Round:
     passed: Mapping[str, str]
 
     def to_json(self) -> str:
-        """A line of JSON."""
+        """Return a line of JSON."""
         return json.dumps({"what": "round"} | asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Admitting:
-    """A queue that is watched. reservations: names of Slurm's, one a planned job. partition, qos: jobs in
-    it have opted in. late: who is still in a zone when it is due, of those that opted in, goes back into
-    the queue (``preempt``), or only who is preemptible does (``wait``). dry: say what would be done, and
-    do nothing."""
+class AdmissionController:
+    """Admission control of a queue. late_policy: which opted-in jobs are requeued if they are still
+    in a zone when it is due: all (``preempt``), or only preemptible jobs (``wait``). dry: True to
+    report actions without performing them. report: called with each round and action.
+    predicted_seconds: predicted seconds by job name."""
 
     queue: LiveQueue
-    late: Literal["preempt", "wait"] = "preempt"
+    late_policy: Literal["preempt", "wait"] = "preempt"
     forecast: Forecast | None = None
     dry: bool = False
-    told: Callable[[Admitted | Round], None] = field(default=lambda _: None)
-    foreseen: dict[str, float] = field(default_factory=dict[str, float])
+    report: Callable[[AdmissionAction | Round], None] = field(default=lambda _: None)
+    predicted_seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def round(self) -> Round:
-        """Look, decide, act once. Raises LaunchError where Slurm does not answer."""
+        """Run one round: look at the queue, decide and act. Raises LaunchError if the cluster
+        manager does not answer."""
         view, now = self.queue.look(), time.time()
         due = {one.name: one.start for one in view.reservations if one.start <= now < one.end}
         taken = {node for one in view.reservations if one.name in due for node in one.nodes}
@@ -91,80 +96,88 @@ class Admitting:
         used = dict(view.used)
         for job in view.jobs:
             if job.state == "running":
-                self._running(job, now, taken)
-            elif job.state == "waiting" and self._kept_back(job, view, used, now):
+                self._check_running(job, now, taken)
+            elif job.state == "waiting" and self._hold_waiting(job, view, used, now):
                 waiting.append(job)
         going = tuple(job.name for job in view.jobs if job.state in ("running", "ending"))
         seen = Round(
             at=now, waiting=tuple(job.name for job in waiting), running=going, used=used, passed=view.passed
         )  # fmt: skip
-        self.told(seen)
+        self.report(seen)
         by_name = {job.name: job for job in waiting}
-        there = _cluster(view, used, self.queue.closes, now)
-        believed = self._believed([job for job in waiting if job.ready])
+        there = _cluster(view, used, self.queue.closing_seconds, now)
+        believed = self._with_predicted_seconds([job for job in waiting if job.ready])
         for one in decide([_live(job, jct) for job, jct in believed], there, now):
             self._start(by_name[one.job.name], one, now)
         return seen
 
-    def _believed(self, jobs: Sequence[QueuedJob]) -> list[tuple[QueuedJob, float]]:
-        """Seconds of each, forecast once: what is known of a job at its submission does not change."""
-        unknown = [job for job in jobs if not job.told and job.name not in self.foreseen]
+    def _with_predicted_seconds(self, jobs: Sequence[QueuedJob]) -> list[tuple[QueuedJob, float]]:
+        """Return the jobs with their run times in seconds. Each job is forecast once, because its
+        properties at submission do not change."""
+        unknown = [job for job in jobs if not job.has_jct and job.name not in self.predicted_seconds]
         if self.forecast and unknown:
             seconds = self.forecast(unknown)
-            self.foreseen.update(zip((job.name for job in unknown), seconds, strict=True))
-        return [(job, job.jct if job.told else min(job.jct, self.foreseen.get(job.name, inf))) for job in jobs]
+            self.predicted_seconds.update(zip((job.name for job in unknown), seconds, strict=True))
+        return [
+            (job, job.jct if job.has_jct else min(job.jct, self.predicted_seconds.get(job.name, inf))) for job in jobs
+        ]
 
-    def _running(self, job: QueuedJob, now: float, taken: set[str]) -> None:
-        """Let it run until its zone is due; then it goes."""
-        if set(job.nodes) & taken and (job.preemptible or self.late == "preempt"):
-            self._do(Admitted(at=now, job=job.name, what="requeue"), lambda: self.queue.send_back(job))
+    def _check_running(self, job: QueuedJob, now: float, taken: set[str]) -> None:
+        """Requeue a running job if its zone is due; otherwise only correct its time limit."""
+        if set(job.nodes) & taken and (job.preemptible or self.late_policy == "preempt"):
+            self._perform(AdmissionAction(at=now, job=job.name, what="requeue"), lambda: self.queue.send_back(job))
         elif job.mark and job.mark.until < inf and not self.dry:
             self.queue.settle(job)
 
-    def _kept_back(self, job: QueuedJob, view: QueueView, used: dict[str, int], now: float) -> bool:
-        """Whether a job that does not run is to be decided now; it is held. One that was let in a moment ago
-        keeps its nodes until it has started."""
+    def _hold_waiting(self, job: QueuedJob, view: QueueView, used: dict[str, int], now: float) -> bool:
+        """Return True if a job that does not run is to be decided in this round; the job is then
+        held. A job that was admitted less than ``GRACE`` seconds ago keeps its nodes until it has
+        started."""
         if job.held:
             if job.mark and job.mark.at:
-                self._do(Admitted(at=now, job=job.name, what="restore"), lambda: self.queue.restore(job))
+                self._perform(AdmissionAction(at=now, job=job.name, what="restore"), lambda: self.queue.restore(job))
             return True
         if job.mark and now - job.mark.at < GRACE:
-            for node in job.asked:
-                each = -(-job.gpus // max(1, len(job.asked)))
+            for node in job.requested_nodes:
+                each = -(-job.gpus // max(1, len(job.requested_nodes)))
                 used[node] = min(view.size, used.get(node, 0) + each)
             return False
-        self._do(Admitted(at=now, job=job.name, what="hold"), lambda: self.queue.hold(job))
+        self._perform(AdmissionAction(at=now, job=job.name, what="hold"), lambda: self.queue.hold(job))
         return True
 
-    def _start(self, job: QueuedJob, one: LiveStart, now: float) -> None:
-        where = ",".join(one.zones) or "outside"
-        until = None if one.until == inf else one.until
-        how = LetIn(nodes=one.nodes, gpus=one.gpus, zones=one.zones, until=one.until, now=now)
-        self._do(
-            Admitted(at=now, job=job.name, what="start", where=where, nodes=one.nodes, until=until),
+    def _start(self, job: QueuedJob, decision: LiveStart, now: float) -> None:
+        where = ",".join(decision.zones) or "outside"
+        until = None if decision.until == inf else decision.until
+        how = AdmissionTerms(
+            nodes=decision.nodes, gpus=decision.gpus, zones=decision.zones, until=decision.until, now=now
+        )
+        self._perform(
+            AdmissionAction(at=now, job=job.name, what="start", where=where, nodes=decision.nodes, until=until),
             lambda: self.queue.start(job, how),
         )
 
-    def _do(self, done: Admitted, act: Callable[[], None]) -> None:
-        """Act, then tell. A job that has ended or changed meanwhile is looked at again in the next round."""
+    def _perform(self, action: AdmissionAction, act: Callable[[], None]) -> None:
+        """Perform an action, then report it. A job that has ended or changed meanwhile is left to
+        the next round."""
         if not self.dry:
             try:
                 act()
             except LaunchError as error:
-                if not self.queue.gone(error):
+                if not self.queue.job_changed(error):
                     raise
                 return
-        self.told(done)
+        self.report(action)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmitSettings:
-    """What is watched, as people write it. on: ``slurm`` or ``kubernetes``. reservation: names of
-    Slurm's, or of Kubernetes' taints with their time, ``NAME@2030-01-31T22:00``. partition, qos: of
-    Slurm, jobs of which have opted in. context, namespace: of Kubernetes. model, trace, columns: a model
-    of ``plait queue fit`` and the jobs that the cluster has had, for jobs that do not say how long they
-    run. interval: between two rounds. late: who is still there when the planned job comes: ``preempt``
-    all that opted in, or ``wait``."""
+    """Settings of ``plait queue admit`` as the user writes them. on: ``slurm`` or ``kubernetes``.
+    reservation: names of Slurm reservations, or of Kubernetes taints with their start,
+    ``NAME@2030-01-31T22:00``; one for each planned job. partition, qos: of Slurm; their jobs have
+    opted in. context, namespace: of Kubernetes. model, trace, columns: a model of ``plait queue
+    fit`` and the cluster's past jobs, to predict jobs without a stated run time. interval: time
+    between rounds. late: which jobs are requeued if they still run when the planned job is due:
+    ``preempt`` requeues all that opted in, ``wait`` only preemptible jobs."""
 
     on: Literal["slurm", "kubernetes"] = "slurm"
     reservation: Texts = ()
@@ -180,27 +193,31 @@ class AdmitSettings:
 
     @property
     def queue(self) -> LiveQueue:
-        """Raises JobError for what does not go together."""
+        """The queue that these settings name. Raises JobError for settings that are incomplete or
+        contradictory."""
         if not self.reservation:
-            raise JobError("none is named", key="reservation", fix="Write reservation=NAME")
+            raise JobError("is not set", key="reservation", fix="Write reservation=NAME")
         if self.on == "slurm":
-            from plait.launch.slurm_queue import SlurmQueue
+            from plait.launch.slurm.queue import SlurmQueue
 
             if not self.partition and not self.qos:
-                raise JobError("nobody has opted in", key="partition", fix="Name the partition, or qos=NAME")
+                raise JobError(
+                    "is not set, so no job has opted in", key="partition", fix="Name the partition, or qos=NAME"
+                )
             return SlurmQueue(self.partition, self.qos, tuple(self.reservation))
         if self.partition or self.qos:
             key = "partition" if self.partition else "qos"
             raise JobError("is Slurm's", key=key, fix="Pods opt in by the scheduling gate plait.dev/admission")
         due = dict(map(_with_time, self.reservation))
-        from plait.launch.kubernetes_api import KubernetesNamespace
-        from plait.launch.kubernetes_queue import KubernetesQueue
+        from plait.launch.kubernetes.api import KubernetesNamespace
+        from plait.launch.kubernetes.queue import KubernetesQueue
 
         return KubernetesQueue(KubernetesNamespace(self.context, self.namespace), due)
 
     @property
     def forecast(self) -> Forecast | None:
-        """None without a model. Raises JobError for one without a trace."""
+        """The predictor of run times; None without a model. Raises JobError for a model without a
+        trace, and for a trace without a model."""
         if bool(self.model) != bool(self.trace):
             raise JobError("model and trace go together", key="model, trace", fix="Give both, or neither")
         return forecast_of(Path(self.model), Path(self.trace), self.columns) if self.model else None
@@ -211,35 +228,40 @@ def _with_time(text: str) -> tuple[str, float]:
     try:
         return name, datetime.fromisoformat(when).timestamp()
     except ValueError:
-        problem = f"'{text}' does not say when it begins, as Kubernetes does not know"
+        problem = f"'{text}' has no start time, which Kubernetes does not store"
         raise JobError(problem, key="reservation", fix="Write NAME@2030-01-31T22:00") from None
 
 
 def forecast_of(model: Path, trace: Path, columns: str | None) -> Forecast:
-    """Mean seconds by a model of ``plait queue fit``, beside the jobs that the cluster has had. Raises
-    JobError and DataError."""
-    from plait.api.queue_trace import read_jobs
-    from plait.place.live_forecast import WaitingJob, believed
-    from plait.place.model_files import load
+    """Return a predictor of mean run times in seconds. model: a folder of ``plait queue fit``.
+    trace: the jobs that the cluster has had. Raises JobError and DataError."""
+    from plait.api.durations import read_jobs
+    from plait.place.queue.jct import load
+    from plait.place.queue.live import WaitingJob, predict_jct
 
-    fitted, past = load(model), read_jobs(trace, columns)
+    fitted, past = load(model), read_jobs(trace, "", columns)
 
     def seconds(jobs: Sequence[QueuedJob]) -> Sequence[float]:
-        return believed(fitted, past, [WaitingJob(submit=job.submit, gpus=job.gpus, known=job.known) for job in jobs])
+        return predict_jct(
+            fitted, past, [WaitingJob(submit=job.submit, gpus=job.gpus, known=job.known) for job in jobs]
+        )
 
     return seconds
 
 
-def admit_jobs(settings: AdmitSettings, *, once: bool, dry: bool, tell: Callable[[Admitted | Round], None]) -> None:
-    """Watch a queue until the user ends it, or once. tell: takes what is seen and done. Raises JobError for
-    what cannot be asked, LaunchError for what the cluster does not know."""
+def admit_jobs(
+    settings: AdmitSettings, *, once: bool, dry: bool, report: Callable[[AdmissionAction | Round], None]
+) -> None:
+    """Run rounds until the user ends the program, or one round if ``once``. report: called with
+    each round and action. Raises JobError for invalid settings, LaunchError for names that the
+    cluster does not know."""
     interval = seconds_of(settings.interval, 0.0)
     if not interval:
         raise JobError(f"'{settings.interval}' is no time", key="interval", fix="Write for example 15s or 1m")
-    asked = Admitting(
-        queue=settings.queue, late=settings.late, forecast=settings.forecast, dry=dry, told=tell
+    asked = AdmissionController(
+        queue=settings.queue, late_policy=settings.late, forecast=settings.forecast, dry=dry, report=report
     )  # fmt: skip
-    say(described(asked.queue.look()))
+    say(describe_queue(asked.queue.look()))
     if once:
         asked.round()
         return
@@ -247,12 +269,13 @@ def admit_jobs(settings: AdmitSettings, *, once: bool, dry: bool, tell: Callable
         _watch(asked, interval, signals)
 
 
-def _watch(asked: Admitting, interval: float, signals: Collection[int]) -> None:
-    """Rounds until a signal comes. A controller that does not answer is asked again, without end."""
+def _watch(controller: AdmissionController, interval: float, signals: Collection[int]) -> None:
+    """Run rounds until a signal arrives. A cluster manager that does not answer is queried again,
+    without end."""
     away, passed = False, set[str]()
     while not signals:
         try:
-            seen = asked.round()
+            seen = controller.round()
         except LaunchError as error:
             if not away:
                 say(f"no answer ({error}); asking again")
@@ -269,8 +292,8 @@ def _watch(asked: Admitting, interval: float, signals: Collection[int]) -> None:
             time.sleep(min(0.2, interval))
 
 
-def described(view: QueueView) -> str:
-    """What is watched, in a sentence."""
+def describe_queue(view: QueueView) -> str:
+    """Return a sentence on the queue: its nodes, waiting jobs and reservations."""
     held = sum(job.state == "waiting" for job in view.jobs)
     zones = ", ".join(
         f"{one.name} ({counted(len(one.nodes), 'node')} from {time.strftime('%H:%M:%S', time.localtime(one.start))})"
@@ -287,9 +310,9 @@ def _live(job: QueuedJob, jct: float) -> LiveJob:
 
 
 def _cluster(view: QueueView, used: dict[str, int], closes: float, now: float) -> LiveCluster:
-    """What Algorithm 1 sees: reservations that have not ended are zones, closed from a minute before they
-    are due, since no shorter limit can be given. Nodes of jobs that were let in and have not started are
-    theirs."""
+    """Return the cluster as Algorithm 1 needs it. Reservations that have not ended are zones. A
+    zone closes ``closes`` seconds before it is due, because no shorter time limit can be set. Nodes
+    of jobs that were admitted and have not started count as used."""
     zones = [
         LiveZone(name=one.name, nodes=one.nodes, due=one.start, closes=closes)
         for one in view.reservations

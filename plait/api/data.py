@@ -1,4 +1,4 @@
-"""Training data: tokenised once for several runs, and looked at."""
+"""Training data: corpora that are tokenised once for several runs, and their contents."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from plait.train.data.tokenizer import Tokenizer
 
 SAMPLE = 60
-"""Tokens of a sample."""
+"""The length of a sample, in tokens."""
 PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
 class PreparedData(Shown):
-    """Corpora that were made or were there. seconds: that it took."""
+    """Corpora that were tokenised or existed already. seconds: the duration of the call."""
 
     corpora: tuple[tuple[str, Corpus], ...]
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The counts of each corpus."""
+        """Return the counts of each corpus."""
         return {"seconds": round(self.seconds, 3), "corpora": self._table().records()}
 
     def parts(self) -> Iterator[Part]:
-        """A table of the corpora."""
+        """Yield a table of the corpora."""
         yield self._table()
 
     def _table(self) -> Table:
@@ -47,7 +47,8 @@ class PreparedData(Shown):
 
 @dataclass(frozen=True)
 class ShownData(Shown):
-    """What corpora hold. lengths: percentiles of tokens of a document, by split. sample: of one document."""
+    """The contents of a corpus. rows: by split, counts and percentiles of the documents' lengths in
+    tokens. samples: the beginning of one document."""
 
     folder: Path
     vocab: int
@@ -57,14 +58,14 @@ class ShownData(Shown):
     notes: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
-        """Counts, lengths, and samples."""
+        """Return counts, lengths and samples."""
         return {
             "folder": str(self.folder), "vocab": self.vocab, "end_of_text": self.end_of_text,
             "splits": self._table().records(), "samples": list(self.samples), "notes": list(self.notes),
         }  # fmt: skip
 
     def parts(self) -> Iterator[Part]:
-        """A table of splits, then samples."""
+        """Yield a table of splits, then samples and notes."""
         yield self._table()
         yield f"{self.vocab:,} tokens in the vocabulary; documents end with {self.end_of_text}"
         for sample in self.samples:
@@ -81,18 +82,19 @@ class ShownData(Shown):
 def prepare_data(
     what: Sequence[str], out: Path | None, settings: dict[str, Any], say: Callable[[str], None] = print
 ) -> PreparedData:
-    """Tokenise sources into the folder ``out``; or what a job trains and evaluates on, where its run looks
-    for it.
+    """Tokenise sources into the folder ``out``; or tokenise a job's training and evaluation data
+    into the folder where its run looks for them.
 
-    what: files and folders, or a job file (TOML) and ``section.key=value`` overrides. settings: keys of
-    [data]. What a killed call has done is kept, and the same call goes on. Raises JobError, DataError.
+    what: files and folders, or a job file (TOML) and ``section.key=value`` overrides. settings:
+    keys of [data] for files and folders. A call that is killed and repeated continues where it
+    ended. Raises JobError, DataError.
     """
     import sys
     import time
 
     from plait.core.base.codec.data import decode
     from plait.core.base.errors import DataError, JobError
-    from plait.core.base.passed_over import PassedOver
+    from plait.core.base.ignored_input import IgnoredInput
     from plait.core.job.settings import DataSection
     from plait.core.job.spec import Job
     from plait.train.data.chats import readers_of
@@ -117,7 +119,7 @@ def prepare_data(
         raise DataError(f"{what[0]}: is a prepared corpus already; name it as data.text, or as a source, of a job")
     if not is_job:
         sets = [sets[0].at(folder)]
-    over = PassedOver()
+    over = IgnoredInput()
     for one in sets:
         if not (one.made or one.is_elsewhere):
             find_files(one.source.paths, one.settings.pattern, leave_out=one.folder, over=over)
@@ -130,8 +132,9 @@ def prepare_data(
 
 
 def show_data(folder: Path, tokenizer: str | None = None, document: int | None = None) -> list[ShownData]:
-    """What a prepared corpus holds, or those of a run. document: of which a sample is shown; None: one from
-    the middle. Raises DataError for a folder that is neither."""
+    """Return the contents of a prepared corpus, or of all corpora of a run. document: the index of
+    the document to sample; None: the middle one. Raises DataError if the folder is neither,
+    JobError for a document that does not exist."""
     from plait.core.base.errors import DataError
     from plait.core.job.spec import Job
     from plait.train.data.corpus import INDEX_FILE, Corpus
@@ -177,7 +180,8 @@ def _shown(corpus: Corpus, name: str | None, document: int | None) -> ShownData:
 
 
 def _without_end(corpus: Corpus, split: SplitName, ends: Any) -> int:
-    """Documents that do not end with end-of-text, as in token files of others."""
+    """Return the number of documents that do not end with end-of-text, as in token files of other
+    tools."""
     if not corpus.index.in_place:
         return 0
     end = corpus.index.end_of_text
@@ -185,7 +189,7 @@ def _without_end(corpus: Corpus, split: SplitName, ends: Any) -> int:
 
 
 def _tokenizer(corpus: Corpus, name: str | None, notes: list[str]) -> Tokenizer | None:
-    """The tokenizer that decodes a corpus; None, with a note, where it is not known."""
+    """Return the tokenizer that decodes a corpus; None, with a note, if it is unknown."""
     from plait.core.base.errors import DataError
     from plait.train.data.chats import AnswerTokenizer
     from plait.train.data.tokenizer import load_tokenizer

@@ -1,4 +1,5 @@
-"""Explaining a run: its report beside what its plan predicts, why it hangs, its timeline beside another."""
+"""Diagnosis of a run: its report, compared with its plan's prediction, and the cause of a hang.
+``timelines.py`` compares timelines."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.text import Part, Shown, Table
 
 if TYPE_CHECKING:
@@ -17,24 +18,26 @@ if TYPE_CHECKING:
 
     from plait.core.job.plan import Plan
     from plait.core.runs.evidence import Evidence, Verdict
-    from plait.diagnose.alike import Alike
-    from plait.diagnose.compare import Prediction
-    from plait.diagnose.importing import Imported
-    from plait.diagnose.reading import RecordedRun
+    from plait.diagnose.measured.compare import Prediction
+    from plait.diagnose.measured.importing import Imported
+    from plait.diagnose.measured.reading import RecordedRun
+    from plait.diagnose.measured.run_files import UniformRun
     from plait.diagnose.report import Report
 
 COMPARED = 64
-"""Ranks that are compared with the plan."""
+"""The largest number of ranks that are all compared with the plan; of more, one rank of each
+pipeline rank is."""
 SHOWN = 16
-"""Ranks of a hang whose states are shown."""
+"""The largest number of ranks of a hang whose states are shown."""
 RINGS = 64
-"""Rings of a live run that are read to say what its ranks do, at most: each has megabytes."""
+"""The largest number of ring buffers of a live run that are read for its ranks' states; each has
+megabytes."""
 
 
 @dataclass(frozen=True)
 class HangReport(Shown):
-    """Verdict on a run that hangs, with the evidence of its ranks. problems: sentences on rings that cannot
-    be read. notes: sentences on the rest of its folder."""
+    """The verdict on a run that hangs, with the evidence of its ranks. problems: sentences on ring
+    buffers that cannot be read. notes: sentences on other files of the run's folder."""
 
     verdict: Verdict
     evidence: Sequence[Evidence]
@@ -42,10 +45,10 @@ class HangReport(Shown):
     notes: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The verdict, and of every rank its state, stack and open calls as text."""
+        """Return the verdict, and the state, stack and open calls of every rank as text."""
         from dataclasses import asdict
 
-        over = PassedOver()
+        over = IgnoredInput()
         over.note("rings that cannot be read", next(iter(self.problems), ""), len(self.problems))
         return {
             "verdict": asdict(self.verdict),
@@ -55,7 +58,8 @@ class HangReport(Shown):
         }
 
     def parts(self) -> Iterator[Part]:
-        """The verdict, the chain of ranks that wait, and a line for each rank that matters."""
+        """Yield the verdict, the chain of waiting ranks, and a line for each rank that the verdict
+        concerns."""
         from plait.core.runs.evidence import spoken_ranks
 
         yield Table(self.verdict.heading)
@@ -76,34 +80,37 @@ class HangReport(Shown):
         yield from (f"note: {note}" for note in self.notes)
 
     def _worth_showing(self) -> list[Evidence]:
-        """Ranks that are named, then those in the chain."""
+        """Return the ranks that the verdict names, then those in the chain."""
         chain = (rank for link in self.verdict.chain for rank in (*link.on, *link.ranks))
         by_rank = {one.rank: one for one in self.evidence}
         return [by_rank[rank] for rank in list(dict.fromkeys((*self.verdict.ranks, *chain)))[:SHOWN] if rank in by_rank]
 
 
-def _state(one: Evidence) -> str:
-    if one.state == "ended":
-        return "ended" if one.status is None else f"ended ({one.status})"
-    if one.state == "runs":
-        return {"waits": "waits", "works": "works", "silent": "does not answer", "unknown": "runs"}[one.thread]
-    return one.state if one.recorded else "no evidence"
+def _state(evidence: Evidence) -> str:
+    if evidence.state == "ended":
+        return "ended" if evidence.status is None else f"ended ({evidence.status})"
+    if evidence.state == "runs":
+        return {"waits": "waits", "works": "works", "silent": "does not answer", "unknown": "runs"}[evidence.thread]
+    return evidence.state if evidence.recorded else "no evidence"
 
 
-def _plain(one: Evidence) -> dict[str, Any]:
-    values: dict[str, Any] = {name: getattr(one, name) for name in one.__dataclass_fields__ if name != "calls"}
-    return values | {"open": [str(call) for call in one.calls if not call.over]}
+def _plain(evidence: Evidence) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        name: getattr(evidence, name) for name in evidence.__dataclass_fields__ if name != "calls"
+    }
+    return values | {"open": [str(call) for call in evidence.calls if not call.over]}
 
 
 def diagnose_run(folder: Path | str) -> Report | HangReport:
-    """The report of a run's folder: where steps go, which ranks are slow, why it hung. Of a run that hung
-    before its first step it is what ``explain_hang`` finds. Raises DataError if nothing was recorded."""
+    """Return the report of a run's folder: where step time goes, which ranks are slow, why the run
+    hung. For a run that hung before its first step, return the result of ``explain_hang``. Raises
+    DataError if nothing was recorded."""
     from dataclasses import replace
 
     from plait.core.base.errors import DataError
     from plait.core.runs.evidence import FILE
-    from plait.diagnose.imported import imported_notes
-    from plait.diagnose.reading import read_run
+    from plait.diagnose.measured.reading import read_run
+    from plait.diagnose.measured.run_files import imported_notes
 
     folder = Path(folder)
     try:
@@ -118,29 +125,12 @@ def diagnose_run(folder: Path | str) -> Report | HangReport:
     return replace(report, hang=verdict, notes=(*notes, *report.notes))
 
 
-def explain_trace(traces: Sequence[Path], meta: Path | None) -> Report:
-    """The report of an operation trace (``.parquet``). meta: the file (YAML) of its degrees of parallelism.
-    Raises JobError and DataError."""
-    from plait.core.base.errors import JobError
-    from plait.diagnose.explain import explain
-    from plait.diagnose.operations import read_meta, read_operations
-
-    trace = traces[0]
-    if len(traces) > 1:
-        raise JobError(f"{len(traces)} files are named", file=str(trace), fix="Name one operation trace")
-    if meta is None:
-        raise JobError(
-            "a trace does not tell its degrees of parallelism", file=str(trace), fix="Name its meta file with --meta"
-        )
-    return explain(read_operations(trace, read_meta(meta)), str(trace))
-
-
 def report_of(run: RecordedRun) -> Report:
-    """The report of a run that was read, beside what its plan predicts."""
+    """Return the report of a run, compared with its plan's prediction."""
     from plait.core.runs.memory_peaks import PROCESS, peaks_of
-    from plait.diagnose.explain import explain
+    from plait.diagnose.report import explain
 
-    prediction, notes = _prediction(run.plan, run.alike) if run.plan else (None, [])
+    prediction, notes = _prediction(run.plan, run.uniform) if run.plan else (None, [])
     memory = {}
     if run.plan and (peaks_of(run.metrics) or peaks_of(run.metrics, PROCESS)):
         memory = {place: sum(kinds.values()) for place, kinds in predicted_memory(run.plan, run.metrics)}
@@ -149,9 +139,11 @@ def report_of(run: RecordedRun) -> Report:
 
 
 def predicted_memory(plan: Plan, metrics: Sequence[Mapping[str, Any]] = ()) -> Sequence[tuple[str, Mapping[str, int]]]:
-    """Predicted bytes of a rank of every stage, by kind; nothing for a plan that cannot be estimated.
+    """Return predicted bytes by kind, for a rank of every stage; empty for a plan that cannot be
+    estimated.
 
-    metrics: lines of metrics.jsonl, which say whether ranks computed on GPUs, whose kernels keep less.
+    metrics: lines of metrics.jsonl, which record whether ranks computed on GPUs; GPU kernels keep
+    less memory.
     """
     from plait.core.base.errors import PlaitError
     from plait.core.cluster.mfu import on_gpu
@@ -166,8 +158,8 @@ def predicted_memory(plan: Plan, metrics: Sequence[Mapping[str, Any]] = ()) -> S
 
 
 def hang_of(folder: Path) -> tuple[Verdict | None, list[str]]:
-    """The verdict of a launcher on a run that hung, or None; and sentences on a file that cannot be
-    read."""
+    """Return the launcher's verdict on a run that hung, or None; and sentences on a file that
+    cannot be read."""
     from plait.core.base.errors import DataError
     from plait.core.runs.evidence import FILE, read_hang
 
@@ -181,17 +173,18 @@ def hang_of(folder: Path) -> tuple[Verdict | None, list[str]]:
 
 
 def explain_hang(folder: Path | str) -> HangReport:
-    """Find out why the run in a folder hangs, or hung.
+    """Return the cause of a hang of the run in a folder.
 
-    The verdict of the launcher is read again. Without one, evidence is gathered from the rings, also of a run
-    that goes on, or whose ranks were started by torchrun or a cluster's manager. Raises DataError.
+    The launcher's verdict is read if there is one. Otherwise evidence is gathered from the ring
+    buffers. This also works for a run that goes on, and for ranks started by torchrun or a cluster
+    manager. Raises DataError if the folder has neither.
     """
     from plait.core.base.errors import DataError
     from plait.core.runs.evidence import FILE, read_hang
+    from plait.core.runs.folder import check_run_folder
 
     folder = Path(folder)
-    if not folder.is_dir():
-        raise DataError(f"{folder} is no run's folder.")
+    check_run_folder(folder)
     if (folder / FILE).exists():
         return HangReport(*read_hang(folder / FILE))
     found = _gathered(folder)
@@ -201,10 +194,10 @@ def explain_hang(folder: Path | str) -> HangReport:
 
 
 def live_hang(folder: Path, *, live: bool) -> HangReport | None:
-    """The verdict of the launcher; of a live run what its rings say, if they are not too many to read often.
-    None where nothing is known."""
+    """Return the launcher's verdict; without one, for a live run, the verdict on its ring buffers,
+    if there are at most ``RINGS``. None if nothing is known."""
     from plait.core.runs.evidence import FILE, read_hang
-    from plait.core.runs.ring_calls import RINGS as FOLDER
+    from plait.core.runs.evidence import RINGS as FOLDER
 
     if (folder / FILE).exists():
         return HangReport(*read_hang(folder / FILE))
@@ -214,9 +207,10 @@ def live_hang(folder: Path, *, live: bool) -> HangReport | None:
 
 
 def _gathered(folder: Path) -> HangReport:
-    """The verdict on what rings tell now. A rank without a ring tells nothing."""
-    from plait.diagnose.hang import localise
-    from plait.launch.gather import gather
+    """Return the verdict on the present content of the ring buffers. A rank without a ring buffer
+    gives no evidence."""
+    from plait.diagnose.verdicts.hang import localise
+    from plait.launch.hang import gather
 
     gathered = gather(folder)
     verdict = localise(gathered.evidence, world=len(gathered.evidence), **deadlines_of(folder))
@@ -224,7 +218,8 @@ def _gathered(folder: Path) -> HangReport:
 
 
 def deadlines_of(folder: Path) -> dict[str, float]:
-    """Seconds that a call may take, later and the first time, by the run's plan; defaults without one."""
+    """Return deadlines in seconds from the run's plan, or defaults: ``deadline`` of a collective or
+    transfer, and ``first`` of work that a rank does for the first time."""
     from plait.core.base.errors import PlaitError
     from plait.core.job.plan import Plan
     from plait.core.job.settings import RunSection
@@ -237,21 +232,21 @@ def deadlines_of(folder: Path) -> dict[str, float]:
     return {"deadline": run.call_deadline, "first": run.first_deadline}
 
 
-def import_run(files: Sequence[Path], out: Path, said: Callable[[str], None] = print) -> Imported:
-    """Make a run's folder of other tools' recordings, one file a rank. said: takes sentences on files that
-    are skipped. Raises DataError."""
-    from plait.diagnose.importing import import_traces
+def import_run(files: Sequence[Path], out: Path, warn: Callable[[str], None] = print) -> Imported:
+    """Make a run's folder from recordings of other tools, one file per rank. warn: called with
+    sentences on files that are skipped. Raises DataError."""
+    from plait.diagnose.measured.importing import import_traces
 
-    return import_traces(files, out, said)
+    return import_traces(files, out, warn)
 
 
 @contextmanager
-def as_run(paths: Sequence[Path], said: Callable[[str], None] = print) -> Iterator[Path]:
-    """A run's folder: the one that is named, or one made of other tools' recordings while the block runs.
-    said: takes sentences on files that are skipped. Raises DataError for several paths of which some are no
-    recordings."""
+def as_run(paths: Sequence[Path], warn: Callable[[str], None] = print) -> Iterator[Path]:
+    """Yield a run's folder: the named one, or a temporary one made from recordings of other tools.
+    said: called with sentences on files that are skipped. Raises DataError for several paths of
+    which some are no recordings, and for a folder whose recordings lie in subfolders."""
     from plait.core.base.errors import DataError
-    from plait.diagnose.importing import recordings_in
+    from plait.diagnose.measured.importing import recordings_in
 
     if len(paths) == 1 and (not paths[0].exists() or _is_run(paths[0])):
         yield paths[0]
@@ -266,20 +261,20 @@ def as_run(paths: Sequence[Path], said: Callable[[str], None] = print) -> Iterat
         return
     with TemporaryDirectory(prefix="plait-") as folder:
         out = Path(folder) / "run"
-        import_run(files, out, said)
+        import_run(files, out, warn)
         yield out
 
 
 def _is_run(path: Path) -> bool:
-    """True for a run's folder, also where a part of it is missing."""
+    """Return True for a run's folder, even if a part of it is missing."""
     return path.is_dir() and any((path / name).exists() for name in ("timeline", "plan.json", "rings", "hang.json"))
 
 
 def page_predictions() -> Callable[[Plan, Sequence[int]], Any]:
-    """A function that gives the predicted spans of some ranks of a plan (a polars table), or None for a plan
-    that cannot be simulated. It simulates each plan once."""
+    """Return a function that predicts spans of some ranks of a plan, as a polars table; its result
+    is None for a plan that cannot be simulated. Each plan is simulated once."""
     from plait.core.base.errors import PlaitError
-    from plait.plan.simulate import simulate_plan
+    from plait.plan.search.simulate import simulate_plan
 
     simulated: dict[str, Any] = {}
 
@@ -295,12 +290,12 @@ def page_predictions() -> Callable[[Plan, Sequence[int]], Any]:
     return predicted
 
 
-def _prediction(plan: Plan, steps: Alike) -> tuple[Prediction | None, list[str]]:
-    """Prediction of steps by a plan of measured costs; and sentences on a plan that predicts nothing of
-    them."""
+def _prediction(plan: Plan, steps: UniformRun) -> tuple[Prediction | None, list[str]]:
+    """Return the prediction of steps by a plan with measured costs, and sentences on why there is
+    no prediction."""
     from plait.core.base.errors import PlaitError
-    from plait.diagnose.compare import UNMEASURED, against
-    from plait.plan.simulate import simulate_plan
+    from plait.diagnose.measured.compare import UNMEASURED, compare_with_plan
+    from plait.plan.search.simulate import simulate_plan
 
     if plan.costs is None:
         return None, [UNMEASURED]
@@ -313,13 +308,13 @@ def _prediction(plan: Plan, steps: Alike) -> tuple[Prediction | None, list[str]]
         timeline = simulate_plan(plan).timeline((1,), ranks)
     except PlaitError as error:
         return None, [f"The plan cannot be simulated: {error}"]
-    return against(steps.recording, timeline, _spans(plan, timeline)), []
+    return compare_with_plan(steps.recording, timeline, _spans(plan, timeline)), []
 
 
 def _spans(plan: Plan, timeline: Any) -> Any:
-    """A predicted timeline in columns, with the axis of every collective."""
-    from plait.diagnose.compare import table_of
-    from plait.diagnose.recording import grid_of, with_axes
+    """Return a predicted timeline as a table, with the axis of every collective."""
+    from plait.diagnose.measured.compare import table_of
+    from plait.diagnose.measured.recording import grid_of, with_axes
 
     places = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}
     return with_axes(table_of(timeline), grid_of(plan.layout), plan.shardings, places)

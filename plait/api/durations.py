@@ -1,25 +1,72 @@
-"""Models of how long jobs run, fitted to a trace, and what they say of jobs."""
+"""Models of jobs' run times, fitted to a trace, and their predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp
 from pathlib import Path
 from typing import Any
 
-from plait.api.queue_trace import HOUR, Told, read_jobs, said_of, settings_of, source_of
+from plait.core.base.errors import DataError, JobError
 from plait.core.base.text import Column, Part, Shown, Table, counted
-from plait.place.forecast import FEWEST_SURE, SURE, ForecastAccuracy, assess, names_of
-from plait.place.groups import labels_of
-from plait.place.jct import BUCKET
-from plait.place.model_files import load, save
-from plait.place.traces.table import Trace
+from plait.formats.job_traces.read import parse_columns, read_trace
+from plait.formats.job_traces.table import Trace
+from plait.place.queue.features import features
+from plait.place.queue.forecast import FEWEST_SURE, SURE, ForecastAccuracy, assess, names_of
+from plait.place.queue.jct import BUCKET, JctSettings, labels_of, load, save
+
+ProgressCallback = Callable[..., None]
+"""A callback for a line of progress; ``passing=True`` marks a line that may be omitted."""
+HOUR = 3600
+
+
+def read_jobs(file: Path, form: str, columns: str | None) -> Trace:
+    """Return the jobs of a trace. Raises JobError, and DataError for a trace without jobs that can
+    be replayed."""
+    trace = read_trace(file, form, None if columns is None else parse_columns(columns))
+    if not len(trace):
+        reasons = "; ".join(f"{count} {reason}" for reason, count in trace.dropped.items())
+        raise DataError(f"{file} has no job that could be played back: {trace.rows} rows{reasons and ', '}{reasons}.")
+    return trace
+
+
+def source_of(trace: Trace) -> dict[str, Any]:
+    """Return the trace's name, its counts of rows read and left out, and what was changed, for
+    JSON."""
+    return {
+        "trace": trace.name,
+        "schema": trace.schema,
+        "rows": trace.rows,
+        "jobs": len(trace),
+        "dropped": dict(trace.dropped),
+        "passed_over": trace.over.rows(),
+        "changed": dict(trace.changed),
+        "read": list(trace.assumptions),
+    }
+
+
+def trace_notes(trace: Trace) -> Iterator[str]:
+    """Yield sentences on what was read, left out, changed and decided."""
+    gone = [f"{count} {reason}" for reason, count in trace.dropped.items()]
+    left_out = f"; left out: {', '.join(gone)}" if gone else ""
+    yield f"{trace.name} ({trace.schema}): {counted(len(trace), 'job')} of {counted(trace.rows, 'row')}{left_out}."
+    yield from (f"{counted(count, 'job')}: {reason}." for reason, count in trace.changed.items())
+    yield from (f"{decided[0].upper()}{decided[1:]}." for decided in trace.assumptions)
+
+
+def settings_of(level: float) -> JctSettings:
+    """Return the settings of a model whose upper quantile is ``level``. Raises JobError for a level
+    outside [0.5, 1)."""
+    if not 0.5 <= level < 1:
+        raise JobError(f"{level:g} is not allowed", key="level", fix="Allowed: from 0.5 to below 1, such as 0.9")
+    return JctSettings(level=level)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitted(Shown):
-    """A model of how long jobs run, and how good it is. level: the upper quantile. folder: the model's."""
+class FittedDurations(Shown):
+    """A model of jobs' run times, and its accuracy. level: the upper quantile. folder: the model's
+    folder."""
 
     trace: Trace
     accuracy: ForecastAccuracy
@@ -27,35 +74,23 @@ class Fitted(Shown):
     folder: Path
 
     def to_dict(self) -> dict[str, Any]:
-        """Errors by unit and predictor, shares of jobs that ran longer, settings that were tried."""
+        """Return errors, and shares of jobs that ran longer than their upper quantile."""
         return source_of(self.trace) | asdict(self.accuracy) | {"level": self.level, "model": str(self.folder)}
 
     def parts(self) -> Iterator[Part]:
-        """Errors beside those of predictors without a model."""
-        yield from said_of(self.trace)
-        found, late = self.accuracy, self.accuracy.late
-        title = f"Error of the predicted time on the last {counted(found.tested, 'job')} (root mean square)"
-        heads = ("model", "one mean", "by group", "by GPUs", "by both")
-        header = ("unit", *(Column(head, ".2f") for head in heads))
-        names = ("model", "constant", "group", "gpus", "group_gpus")
-        yield Table(title, header, [(unit, *(by[name] for name in names)) for unit, by in found.rmse.items()])
-        yield "Beside the model the means of the jobs learnt from: of all, of a group, of a number of GPUs, of both."
+        """Yield the model's error next to that of one mean for all jobs, and late jobs by group."""
+        yield from trace_notes(self.trace)
+        found, by = self.accuracy, self.accuracy.rmse["ln seconds"]
         yield (
-            f"Of those jobs {late['online']:.1%} ran longer than the time within which {self.level:.0%} should end; "
-            f"{late['split']:.1%} if nothing is learnt of them, {late['raw']:.1%} without a margin, "
-            f"{late['constant']:.1%} by one quantile for all, {late['group']:.1%} by one for each group."
+            f"Of the last {counted(found.tested, 'job')} the predicted ln seconds are off by {by['model']:.2f} "
+            f"(root mean square); by {by['constant']:.2f} if one mean is taken for all. "
+            f"{found.late['online']:.1%} ran longer than the time within which {self.level:.0%} should end."
         )
-        yield from self._promised()
-        if found.tried:
-            settings = ", ".join(f"{name} {value}" for name, value in found.tried[0].settings.items())
-            yield (
-                f"Of {len(found.tried)} settings these had the least error on jobs held back: {settings}. With the "
-                f"usual ones the error would be {found.rmse['ln seconds']['untuned']:.2f} in ln seconds."
-            )
+        yield from self._quantile_coverage()
         yield f"The model is in {self.folder}."
 
-    def _promised(self) -> Iterator[Part]:
-        """What the upper time holds for, and late jobs by group."""
+    def _quantile_coverage(self) -> Iterator[Part]:
+        """Yield the late jobs by group, and the groups for which the upper quantile is promised."""
         groups, promised = self.accuracy.groups, 1 - self.level
         header = ("group", "learnt from", "tested", Column("ran longer", ".1%"))
         kinds = {"all_gpus": "GPUs: {}", "group": "{}", "group_gpus": "{}, GPUs: {}"}
@@ -85,33 +120,41 @@ class Fitted(Shown):
 
 
 def fit_durations(
-    file: Path, folder: Path, *, columns: str | None = None, level: float = 0.9, draws: int = 0,
-    told: Told | None = None,
-) -> Fitted:  # fmt: skip
-    """Fit a model of how long jobs run to the first nine tenths of a trace, test it on the rest, write it.
-    draws: settings that are tried. Raises JobError and DataError."""
-    trace = read_jobs(file, columns)
-    model, accuracy = assess(trace, settings_of(level), progress=told, draws=draws)
+    file: Path, folder: Path, *, form: str = "", columns: str | None = None, level: float = 0.9,
+    progress: ProgressCallback | None = None,
+) -> FittedDurations:  # fmt: skip
+    """Fit a model of jobs' run times to the first nine tenths of a trace, test it on the rest, and
+    write it to ``folder``. Raises JobError and DataError."""
+    trace = read_jobs(file, form, columns)
+    model, accuracy = assess(trace, settings_of(level), progress=progress)
     save(model, folder)
-    return Fitted(trace=trace, accuracy=accuracy, level=level, folder=folder)
+    return FittedDurations(trace=trace, accuracy=accuracy, level=level, folder=folder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedDurations(Shown):
-    """Predicted durations of the last jobs of a trace: (id, GPUs, typical seconds, mean buckets, upper
-    seconds, for which jobs these are promised, spread of ln seconds, seconds that it ran). level: the upper
-    quantile."""
+    """Predicted run times of the last jobs of a trace. level: the upper quantile. jobs: a record
+    for each job:
+
+    id, gpus        the job's id and its GPUs
+    typical_s       exp of the mean predicted ln seconds
+    mean_buckets    mean run time, in buckets of ``bucket_s`` seconds
+    upper_s         the upper quantile, in seconds
+    promised_for    the jobs for which the upper quantile is promised
+    spread          standard deviation over bagged models of the predicted ln seconds
+    ran_s           the seconds that the job ran
+    """
 
     trace: Trace
     level: float
     jobs: Sequence[Mapping[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Seconds of every job."""
+        """Return the seconds of every job."""
         return source_of(self.trace) | {"level": self.level, "bucket_s": BUCKET, "jobs": list(self.jobs)}
 
     def parts(self) -> Iterator[Part]:
-        """Hours of every job."""
+        """Yield a table of every job's hours."""
         hours = (Column(head, ".2f") for head in ("typical", "mean", f"{self.level:.0%} end within", "ran"))
         rows = [
             (one["id"], one["gpus"], one["typical_s"] / HOUR, one["mean_buckets"] * BUCKET / HOUR,
@@ -121,12 +164,13 @@ class PredictedDurations(Shown):
         yield Table(f"Predicted hours of the last {counted(len(rows), 'job')}", ("job", "GPUs", *hours), rows)
 
 
-def predict_durations(folder: Path, file: Path, *, columns: str | None = None, last: int = 20) -> PredictedDurations:
-    """Predict how long the last jobs of a trace run, from what was known at submission. folder: of
-    ``fit_durations``. Raises JobError and DataError."""
-    from plait.place.features import features
-
-    fitted, trace = load(folder), read_jobs(file, columns)
+def predict_durations(
+    folder: Path, file: Path, *, form: str = "", columns: str | None = None, last: int = 20
+) -> PredictedDurations:
+    """Predict the run times of the last jobs of a trace, from what was known at their submission.
+    folder: written by ``fit_durations``. last: the number of jobs. Raises JobError and
+    DataError."""
+    fitted, trace = load(folder), read_jobs(file, form, columns)
     known, names = features(trace), names_of(trace)
     said, labels = fitted.predict(known, names), labels_of(known, names)
     upper, own = fitted.raised(said.bound, labels), labels[list(labels)[-1]]

@@ -1,7 +1,7 @@
-"""``plait logs``: what the ranks of a run have printed, line by line, each with whose it is.
+"""``plait logs``: the output of a run's ranks, each line with its origin.
 
-What rank 0 prints on the terminal where the run was started it also writes to ``logs/terminal.log``. Under
-Slurm it stands in the job's log. Of a run that has neither, its steps are told from ``metrics.jsonl``.
+Rank 0 also writes its output on the terminal to ``logs/terminal.log``. Under Slurm the output is in
+the job's log. For a run without either, steps are reported from ``metrics.jsonl``.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from plait.core.base.numbers import is_number
 from plait.core.runs.history import TERMINAL
 
 if TYPE_CHECKING:
-    from plait.launch.kubernetes_api import KubernetesNamespace
+    from plait.launch.kubernetes.api import KubernetesNamespace
 
-LOOK = 0.3
-"""Seconds between two looks whether files have grown."""
+POLL_SECONDS = 0.3
+"""Seconds between two checks for new lines in the files."""
 LONGEST = 1 << 16
-"""Bytes of a line without an end after which it is shown as one."""
+"""The bytes of an unterminated line after which it is shown as one line."""
 STEPS = "steps"
 _RANK = re.compile(r"rank-(\d+)\.log")
 
 
 def log_files(run: Path, ranks: Sequence[int] = ()) -> list[tuple[str, Path]]:
-    """Files of a run with whose they are: ``slurm JOB``, ``rank N``; ``steps`` where nothing else tells of
-    them. ranks: these alone."""
+    """Return files of a run with their origins: ``slurm JOB``, ``rank N``; ``steps``
+    (metrics.jsonl) if there is neither a Slurm log nor a terminal log. ranks: only files of these
+    ranks; empty: all files."""
     found = _rank_logs(run)
     files = [(f"rank {rank}", found[rank]) for rank in sorted(found) if not ranks or rank in ranks]
     terminal = run / "logs" / TERMINAL
@@ -55,7 +56,9 @@ def _check_ranks(run: Path, ranks: Sequence[int]) -> None:
     found = _rank_logs(run)
     if absent := [rank for rank in ranks if rank not in found]:
         there = f"there are {_ranges(sorted(found))}" if found else "no rank has begun"
-        raise JobError(f"{absent[0]} has no log in {run / 'logs'}: {there}", key="--rank", fix="Name one that is there")
+        raise JobError(
+            f"{absent[0]} has no log in {run / 'logs'}: {there}", key="--rank", fix="Name a rank that has a log"
+        )
 
 
 def _ranges(ranks: Sequence[int]) -> str:
@@ -64,8 +67,8 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 @dataclass
-class _Growing:
-    """A file that may grow, be begun anew, or not be there yet."""
+class _LogTail:
+    """A file that may grow, be replaced by a new one, or not exist yet."""
 
     path: Path
     read: int = 0
@@ -73,8 +76,9 @@ class _Growing:
     rest: bytes = b""
     lines: deque[str] = field(default_factory=deque[str])
 
-    def new(self, *, all_of_it: bool) -> Iterator[str]:
-        """Whole lines that were added. all_of_it: also a last one without an end."""
+    def new_lines(self, *, flush: bool) -> Iterator[str]:
+        """Yield whole lines that were added. flush: True to yield an unterminated last line,
+        too."""
         with suppress(FileNotFoundError, IsADirectoryError), open(self.path, "rb") as file:
             found = os.fstat(file.fileno())
             if found.st_ino != self.inode or found.st_size < self.read:
@@ -87,38 +91,39 @@ class _Growing:
                 if len(self.rest) > LONGEST:
                     yield self.rest.decode(errors="replace")
                     self.rest = b""
-        if all_of_it and self.rest:
+        if flush and self.rest:
             yield self.rest.decode(errors="replace")
             self.rest = b""
 
 
 def log_lines(run: Path, ranks: Sequence[int] = (), *, last: int = 0, follow: bool = False) -> Iterator[str]:
-    """``[rank 3] text``, file after file, and then as it comes. last: so many lines of each at most, 0: all.
-    follow: until the run has ended. Raises JobError."""
+    """Yield lines as ``[rank 3] text``, file after file, then new lines as they come. last: the
+    most lines of each file; 0: all. follow: True to go on until the run has ended. Raises
+    JobError."""
     from plait.api.runs import view_run
 
     _check_ranks(run, ranks)
-    growing = {path: (name, _Growing(path)) for name, path in log_files(run, ranks)}
+    growing = {path: (name, _LogTail(path)) for name, path in log_files(run, ranks)}
     for name, one in growing.values():
-        lines = one.new(all_of_it=not follow)
+        lines = one.new_lines(flush=not follow)
         for line in deque(lines, last) if last else lines:
-            yield from _told(name, line)
+            yield from _labelled(name, line)
     while follow:
-        going = view_run(run).going
+        going = view_run(run).is_active
         files = log_files(run, ranks)
         for name, path in files:
-            growing.setdefault(path, (name, _Growing(path)))
-        if (STEPS, run / "metrics.jsonl") not in files:  # what has begun meanwhile tells of them
+            growing.setdefault(path, (name, _LogTail(path)))
+        if (STEPS, run / "metrics.jsonl") not in files:  # a log that exists by now has the steps
             growing.pop(run / "metrics.jsonl", None)
         for name, one in growing.values():
-            for line in one.new(all_of_it=not going):
-                yield from _told(name, line)
+            for line in one.new_lines(flush=not going):
+                yield from _labelled(name, line)
         if not going:
             return
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
-def _told(name: str, line: str) -> Iterator[str]:
+def _labelled(name: str, line: str) -> Iterator[str]:
     if name != STEPS:
         yield f"[{name}] {line}"
         return
@@ -130,13 +135,13 @@ def _told(name: str, line: str) -> Iterator[str]:
 
 
 def _number(loss: object) -> str:
-    """A loss; null stands for one that is not known."""
+    """Return a loss as text; null stands for an unknown loss."""
     return f"{loss:.4g}" if is_number(loss) else "not known"
 
 
 def pod_log_lines(cluster: KubernetesNamespace, name: str) -> Iterator[str]:
-    """What pod 0 of a run in a cluster prints, until it ends. Raises LaunchError."""
-    from plait.launch.kubernetes_runs import pod_lines, run_in
+    """Yield the output of pod 0 of a run in a cluster, until the pod ends. Raises LaunchError."""
+    from plait.launch.kubernetes.objects import pod_lines, run_in
 
     for pod, line in pod_lines(cluster, run_in(cluster, name)):
         yield f"[pod {pod}] {line.decode(errors='replace')}"

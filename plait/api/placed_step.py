@@ -1,8 +1,8 @@
-"""Steps as they are predicted where their ranks are placed: planning and placing joined.
+"""Predicted steps of strategies whose ranks are placed: planning and placing combined.
 
-A strategy is placed on a topology (or lies where a rank table says), and its step is simulated once with
-all of its groups inside minipods and once with those across that cross: the difference is what the
-placement costs.
+A strategy is placed on a topology, or by a rank table. Its step is simulated twice: with all groups
+inside minipods, and with the groups that cross minipods. The difference is the cost of the
+placement.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from plait.api.placing import Placing
+from plait.api.placing import PlacementRequest
 from plait.api.plan_answer import PlanAnswer
 from plait.api.planning import Planning
 from plait.core.base.errors import JobError, PlacementError
@@ -21,14 +21,14 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.cluster.network import Network
 from plait.core.job.plan import Plan
 from plait.core.topology.rank_table import RankTable
-from plait.plan.candidate import Candidate
-from plait.plan.simulate import PlacedOn, simulate_plan
+from plait.plan.search.candidate import Candidate
+from plait.plan.search.simulate import PlacedOn, simulate_plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedStep:
-    """A step of one strategy. seconds: as placed; inside: if no group left its minipod. dp_spread, pp_spread:
-    minipods of the most spread DP group and PP group. hosts: by node rank."""
+    """The step of one strategy. seconds: as placed; inside: if no group left its minipod.
+    dp_spread, pp_spread: minipods of the most spread DP group and PP group. hosts: by node rank."""
 
     strategy: str
     seconds: float
@@ -38,100 +38,108 @@ class PlacedStep:
     hosts: tuple[str, ...]
 
     @property
-    def more(self) -> float:
-        """What the placement costs, as a share of the step."""
+    def slowdown(self) -> float:
+        """The cost of the placement, as a share of the step inside minipods."""
         return self.seconds / self.inside - 1
 
 
 @dataclass(frozen=True)
 class PlacedSteps(Shown):
-    """Strategies where they are placed, the fastest first. network: the file that says what crossing costs;
-    empty for what is published."""
+    """The predicted steps of placed strategies, the fastest first. network: the file with the cost
+    of crossing minipods; empty for published figures."""
 
     steps: Sequence[PlacedStep]
     network: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """A row for each strategy."""
-        rows = [asdict(one) | {"more": one.more} for one in self.steps]
+        """Return a row for each strategy."""
+        rows = [asdict(one) | {"more": one.slowdown} for one in self.steps]
         return {"placed": rows, "network": self.network}
 
     def parts(self) -> Iterator[Part]:
-        """A table, and the first in a sentence."""
+        """Yield a table, and a sentence on the fastest strategy."""
         header = ("placed, as above", Column("step", in_seconds), Column("uncrossed", in_seconds),
                   Column("by placement", "+.1%"), "DP in", "PP in")  # fmt: skip
         rows = [
-            (str(at), one.seconds, one.inside, one.more, one.dp_spread, one.pp_spread)
+            (str(at), one.seconds, one.inside, one.slowdown, one.dp_spread, one.pp_spread)
             for at, one in enumerate(self.steps, 1)
         ]
         yield Table("", header, rows)
         rests = f"as {self.network} says" if self.network else "by published figures (place.network names others)"
-        yield f"What crosses minipods costs {self.steps[0].more:+.1%}, {rests}. DP in, PP in: minipods of a group."
+        yield f"What crosses minipods costs {self.steps[0].slowdown:+.1%}, {rests}. DP in, PP in: minipods of a group."
 
 
-def place_steps(asked: Planning, found: PlanAnswer, overrides: Sequence[str]) -> tuple[PlanAnswer, PlacedSteps]:
-    """The strategies of an answer as they are predicted where they are placed (``place.topology``, or where
-    ``place.rank_table`` says), the fastest first; and the answer in this order. Raises JobError,
-    PlacementError."""
-    planner = asked.planner
+def place_steps(
+    planning: Planning, plan_answer: PlanAnswer, overrides: Sequence[str]
+) -> tuple[PlanAnswer, PlacedSteps]:
+    """Return the answer with its strategies in the order of their predicted steps as placed, the
+    fastest first; and these steps. Strategies are placed on ``place.topology``, or by
+    ``place.rank_table``. Raises JobError, PlacementError."""
+    planner = planning.planner
     planner.refuse_framework("placed")
     settings = planner.job.place.changed(overrides)
     if not settings.topology:
-        raise JobError("needs to know where its hosts are", key="place.rank_table", fix="Give place.topology, too")
+        raise JobError(
+            "needs a topology that contains its hosts", key="place.rank_table", fix="Set place.topology, too"
+        )
     known = RankTable.read(Path(settings.rank_table)) if settings.rank_table else None
-    steps = [_placed(asked, one, overrides, settings.topology, known) for one in found.answer.candidates]
+    steps = [_placed(planning, one, overrides, settings.topology, known) for one in plan_answer.answer.candidates]
     order = sorted(range(len(steps)), key=lambda at: steps[at].seconds)
     told = PlacedSteps([steps[at] for at in order], settings.network)
     if order == sorted(order):
-        return found, told
-    answer = planner.told([found.answer.candidates[at] for at in order], searched=found.answer.searched)
-    return replace(found, answer=answer), told
+        return plan_answer, told
+    answer = planner.make_answer(
+        [plan_answer.answer.candidates[at] for at in order], searched=plan_answer.answer.searched
+    )
+    return replace(plan_answer, answer=answer), told
 
 
 def _placed(
-    asked: Planning, one: Candidate, overrides: Sequence[str], topology: str, table: RankTable | None
+    planning: Planning, candidate: Candidate, overrides: Sequence[str], topology: str, table: RankTable | None
 ) -> PlacedStep:
-    planner, cluster = asked.planner, asked.planner.cluster
-    plan = asked.written or planner.draft(one.job)
+    planner, cluster = planning.planner, planning.planner.cluster
+    plan = planning.input_plan or planner.draft(candidate.job)
     own = [word for word in overrides if word.startswith("place.")]
-    placing = Placing(
-        job=Path(one.job.run.name or "job"), topology=topology, overrides=own,
-        planned=(plan, cluster.tiers[-1].rate.value, cluster.device.name, cluster.ranks_per_node),
+    placing = PlacementRequest(
+        job=Path(candidate.job.run.name or "job"), topology=topology, overrides=own,
+        planned_cluster=(plan, cluster.tiers[-1].rate.value, cluster.device.name, cluster.ranks_per_node),
     )  # fmt: skip
     placing.read()
-    if placing.each != cluster.ranks_per_node:
-        problem = f"nodes of {placing.each} ranks, and the cluster's have {cluster.ranks_per_node}"
+    if placing.ranks_per_node != cluster.ranks_per_node:
+        problem = f"nodes of {placing.ranks_per_node} ranks, and the cluster's have {cluster.ranks_per_node}"
         raise JobError(problem, key="place.gpus_per_node", fix="Give the cluster's, or another topology")
     if table:
         hosts = _checked(table, plan, placing)
         pods = tuple(placing.spots[host].minipod for host in hosts)
     else:
-        placement = placing.placed()
+        placement = placing.solve()
         hosts, pods = placement.hosts, placement.minipods
     number = {pod: at for at, pod in enumerate(dict.fromkeys(pods))}
     network = placing.problem.network or Network.read()
     there = PlacedOn(pods=tuple(number[pod] for pod in pods), network=network)
     dp, pp = there.prices(plan, cluster).spreads()
-    strategy = " ".join(f"{key}={value}" for key, value in one.readable.items())
+    strategy = " ".join(f"{key}={value}" for key, value in candidate.readable.items())
     told = {"strategy": strategy, "dp_spread": dp, "pp_spread": pp, "hosts": tuple(hosts)}
-    if planner.closed:
-        return PlacedStep(seconds=one.seconds + _crossing(one, network, dp, pp), inside=one.seconds, **told)
+    if planner.closed_form_only:
+        return PlacedStep(
+            seconds=candidate.seconds + _crossing(candidate, network, dp, pp), inside=candidate.seconds, **told
+        )
     measured = _as_measured(cluster, network)
     placed = simulate_plan(plan, measured, placed=there).seconds
     return PlacedStep(seconds=placed, inside=simulate_plan(plan, measured).seconds, **told)
 
 
-def _crossing(one: Candidate, network: Network, dp: int, pp: int) -> float:
-    """Seconds that spreading adds to what the closed form has exposed: it knows no groups, only axes.
-    Experts' tokens count as their DP groups' do."""
-    down = sum(one.parts.get(axis, 0.0) for axis in ("dp", "ep"))
-    along = one.parts.get("pp", 0.0) if pp > 1 else 0.0
+def _crossing(candidate: Candidate, network: Network, dp: int, pp: int) -> float:
+    """Return the seconds that spreading adds to the exposed communication of the closed form, which
+    knows axes but no groups. Traffic of experts counts like that of their DP groups."""
+    down = sum(candidate.parts.get(axis, 0.0) for axis in ("dp", "ep"))
+    along = candidate.parts.get("pp", 0.0) if pp > 1 else 0.0
     return down * (network.collective_factor(dp) - 1) + along * (network.pair_factor - 1)
 
 
 def _as_measured(cluster: Cluster, network: Network) -> Cluster:
-    """The cluster with the rate of collectives inside a minipod that was measured beside that of its link; as
-    it is where that was not measured."""
+    """Return the cluster with the rate of collectives inside a minipod that was measured together
+    with the rate of the minipod's link; unchanged if that was not measured."""
     if network.core is None:
         return cluster
     *inner, outer = cluster.tiers
@@ -144,13 +152,14 @@ def _as_measured(cluster: Cluster, network: Network) -> Cluster:
     })  # fmt: skip
 
 
-def _checked(table: RankTable, plan: Plan, placing: Placing) -> tuple[str, ...]:
-    """Its hosts, which the topology must know, as many as the plan has nodes."""
-    nodes = -(-plan.layout.world_size // placing.each)
+def _checked(table: RankTable, plan: Plan, placing: PlacementRequest) -> tuple[str, ...]:
+    """Return the hosts of a rank table. Raises PlacementError if the topology lacks a host, or if
+    their number is not the plan's number of nodes."""
+    nodes = -(-plan.layout.world_size // placing.ranks_per_node)
     if len(table.hosts) != nodes:
         raise PlacementError(
             f"The rank table has {len(table.hosts)} hosts; the strategy has {plan.layout.world_size} ranks, {nodes} "
-            f"nodes of {placing.each}. Give its own table, or none: then it is placed."
+            f"nodes of {placing.ranks_per_node}. Give its own table, or none: then it is placed."
         )
     if unknown := [host for host in table.hosts if host not in placing.spots]:
         raise PlacementError(f"The topology has no node '{unknown[0]}' of the rank table. Give the one it is for.")

@@ -1,4 +1,4 @@
-"""Answers of planning: the best strategies, two plans side by side, the clusters that ship."""
+"""Answers of planning: the best strategies, two plans side by side, the shipped clusters."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from plait.api.choose import unmodelled
+from plait.api.choices import unmodelled_notes
 from plait.core.base.text import Column, Part, Shown, Table, in_bytes, in_seconds
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
+from plait.core.step.schedules import takes_chunks
 from plait.plan.answer import Planner
-from plait.plan.candidate import Answer, Candidate
-from plait.plan.divisors import Hint
-from plait.plan.expense import Expense
-from plait.plan.fits import KINDS
-from plait.plan.freeing import told_together
-from plait.plan.memory_report import percent
-from plait.plan.own_strategy import OwnStrategy
-from plait.plan.reasons import PARTS, SHOWN, TOGETHER, WORDS, differences, recomputed
-from plait.plan.sensitivity import Sensitivity
-from plait.plan.what_if import told_changes
+from plait.plan.emit import OwnStrategy
+from plait.plan.explain.hints import Hint
+from plait.plan.explain.memory_report import percent
+from plait.plan.explain.moves import describe_savings
+from plait.plan.explain.reasons import PARTS, SHOWN, TOGETHER, differences, recomputed
+from plait.plan.explain.what_if import format_changes
+from plait.plan.search.candidate import Answer, Candidate
+from plait.plan.search.expense import Expense
+from plait.plan.search.fits import KINDS
+from plait.plan.search.space import spelled
 
-Told = tuple[str, Callable[[Candidate], str]]
-"""A column's name, and its text for a strategy."""
+TextColumn = tuple[str, Callable[[Candidate], str]]
+"""A column's name, and a function that returns its text for a strategy."""
 
 
-class Hypothesis(NamedTuple):
-    """Factors by which the cluster is other than it is, and the best strategy as it is; None where nothing
-    can be planned."""
+class ClusterChange(NamedTuple):
+    """A what-if change: factors by which the cluster is changed, and the best strategy without the
+    change; None if nothing can be planned without it."""
 
     factors: Mapping[str, float]
     before: Candidate | None
 
-    def told(self, best: Candidate) -> str:
-        """What the change makes of the best step."""
-        what = told_changes(self.factors)
+    def description(self, best: Candidate) -> str:
+        """Return a sentence on the change's effect on the best step."""
+        what = format_changes(self.factors)
         if self.before is None:
             return f"What if there were {what}: then this can be planned, and nothing can as things are."
         ratio = self.before.seconds / best.seconds
@@ -48,20 +49,19 @@ class Hypothesis(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAnswer(Shown):
-    """The best strategies of a job. measured: seconds of a step that was run, by number of a candidate.
-    explain: whether parts show more columns, where the step goes, and what fills the memory. change: of the
-    cluster, if one is only tried. hints: numbers near those of the job that can be shared out better,
-    and CUDA graphs where they gain. turned: what would have the second be the faster one; None if that was
-    not looked for. written: the strategy of another framework's file; closing: a sentence on it."""
+    """The best strategies of a job. measured: measured seconds per step, by a candidate's index.
+    explain: True to show more columns, the parts of the step, and the contents of memory. what_if:
+    the what-if change of the cluster, if any. hints: values near the job's that can be divided
+    better among ranks, and CUDA graphs where they gain. file_strategy: the strategy of another
+    framework's file; closing_note: a sentence on it."""
 
     answer: Answer
     measured: Mapping[int, float] = field(default_factory=dict[int, float])
     explain: bool = False
-    change: Hypothesis | None = None
+    what_if: ClusterChange | None = None
     hints: Sequence[Hint] = ()
-    turned: Sensitivity | None = None
-    written: OwnStrategy | None = None
-    closing: str = ""
+    file_strategy: OwnStrategy | None = None
+    closing_note: str = ""
 
     @property
     def candidates(self) -> Sequence[Candidate]:
@@ -70,33 +70,33 @@ class PlanAnswer(Shown):
 
     @property
     def chosen(self) -> int:
-        """Number of the best candidate: the fastest that was measured, or else the first."""
+        """The index of the best candidate: the fastest measured one, or else the first."""
         return min(self.measured, key=lambda number: self.measured[number]) if self.measured else 0
 
     @property
     def best(self) -> Candidate:
-        """The candidate that is chosen."""
+        """The chosen candidate."""
         return self.candidates[self.chosen]
 
     def to_dict(self) -> dict[str, Any]:
-        """Candidates with their predictions; if some were measured, their seconds and which one is chosen."""
+        """Return candidates with their predictions; if some were measured, also their seconds and
+        the chosen index."""
         values = self.answer.to_dict()
         for at, seconds in self.measured.items():
             values["candidates"][at]["measured"] = seconds
         for one, told in zip(self.candidates, values["candidates"], strict=True):
             told["expense"] = Expense.of(one, self.answer.cluster).to_dict()
-        values["runner_up_wins_if"] = self.turned and [turn.to_dict() for turn in self.turned.turns]
         values["hints"] = [hint.to_dict() for hint in self.hints]
-        if left_out := unmodelled(self.best.job):
+        if left_out := unmodelled_notes(self.best.job):
             values["not_modelled"] = left_out
-        if self.written:
-            values["as_written"] = self.written.to_dict()
-        before = {"unchanged": self.change.before and self.change.before.to_dict()} if self.change else {}
+        if self.file_strategy:
+            values["as_written"] = self.file_strategy.to_dict()
+        before = {"unchanged": self.what_if.before and self.what_if.before.to_dict()} if self.what_if else {}
         return values | before | ({"chosen": self.chosen} if self.measured else {})
 
     def parts(self) -> Iterator[Part]:
-        """A line for each strategy, and why the first is the first. Settings that all of them share stand
-        above the table, not in it."""
+        """Yield a line for each strategy, and the reasons for the first. Settings that all
+        strategies share stand above the table, not in it."""
         found, candidates = self.answer, self.candidates
         ranks = f"{found.ranks:,} rank{'s' * (found.ranks > 1)} of {found.cluster.name}"
         searched = f": {found.searched:,} strategies, the best of those that fit" if found.searched > 1 else ""
@@ -104,8 +104,8 @@ class PlanAnswer(Shown):
         precision = self.best.job.train.precision
         told = f" in {precision}" if found.cluster.device.kind == "cuda" and precision != "bf16-mixed" else ""
         yield f"{found.model.num_parameters:,} parameters{told} on {ranks}{runtime}{searched}"
-        if self.change:
-            yield self.change.told(found.best)
+        if self.what_if:
+            yield self.what_if.description(found.best)
         shared, shown = self._settings()
         if shared:
             yield f"{'all of them' if len(candidates) > 1 else 'it has'}: {', '.join(shared)}"
@@ -118,33 +118,32 @@ class PlanAnswer(Shown):
         yield ""
         fullest = found.best.memory.fullest
         tensors, beside = in_bytes(fullest.place.memory.total), in_bytes(fullest.overhead)
-        what = "the fullest rank's tensors and what its process holds beside them"
-        yield f"{name}: {what}; of 1, {tensors} and {beside}."
-        yield f"1 {found.best.memory.told}."
-        yield Expense.of(found.best, found.cluster).told
-        yield from unmodelled(self.best.job)
-        if frees := told_together(found.frees):
+        what = "the fullest rank's tensors and its process's overhead"
+        yield f"{name}: {what}; strategy 1: {tensors} and {beside}."
+        yield f"1 {found.best.memory.summary}."
+        yield Expense.of(found.best, found.cluster).description
+        yield from unmodelled_notes(self.best.job)
+        if frees := describe_savings(found.frees):
             yield frees
         yield from found.why
-        if self.turned:
-            yield self.turned.told()
-        yield from (hint.told for hint in self.hints)
-        if self.closing:
-            yield self.closing
+        yield from (hint.sentence for hint in self.hints)
+        if self.closing_note:
+            yield self.closing_note
         if self.explain:
             yield from _explained(found.best)
         if self.measured:
             yield ""
             yield self._measured()
 
-    def _settings(self) -> tuple[list[str], list[Told]]:
-        """Settings that all strategies share, in words, and columns of those that differ."""
-        shared, shown, alike = list[str](), list[Told](), {0: list(self.candidates)}
+    def _settings(self) -> tuple[list[str], list[TextColumn]]:
+        """Return settings that all strategies share, in words, and columns of settings that
+        differ."""
+        shared, shown, alike = list[str](), list[TextColumn](), {0: list(self.candidates)}
         for head, told in (*SETTINGS, *TUNING):
             values = {told(one) for one in self.candidates}
             if len(values) > 1 or head == "pp dp cp tp":
                 split = _split(alike.values(), told)
-                if self.explain or head in FIRST or len(split) > len(alike):  # rows that differ look different
+                if self.explain or head in FIRST or len(split) > len(alike):  # rows that differ must look different
                     shown, alike = [*shown, (head, told)], split
             elif values != {"-"} and (head, told) in SETTINGS:
                 shared.append(f"{head} {values.pop()}")
@@ -160,17 +159,17 @@ class PlanAnswer(Shown):
         return Table("Predicted and measured seconds of a step", header, rows)
 
 
-def _split(groups: Iterable[Sequence[Candidate]], told: Callable[[Candidate], str]) -> dict[int, list[Candidate]]:
-    """Groups of strategies that look alike, by one column more."""
+def _split(groups: Iterable[Sequence[Candidate]], text_of: Callable[[Candidate], str]) -> dict[int, list[Candidate]]:
+    """Divide groups of strategies that look alike by one more column."""
     found = dict[tuple[int, str], list[Candidate]]()
     for number, group in enumerate(groups):
         for one in group:
-            found.setdefault((number, told(one)), []).append(one)
+            found.setdefault((number, text_of(one)), []).append(one)
     return dict(enumerate(found.values()))
 
 
 def _explained(best: Candidate) -> Iterator[Part]:
-    """Tables of the seconds of a step by part, and of the memory of a rank by kind."""
+    """Yield tables of the step's seconds by part, and of a rank's memory by kind."""
     yield ""
     header = ("part", Column("seconds", in_seconds), Column("of the step", ".1%"))
     rows = [(PARTS[name], each, each / best.seconds) for name, each in best.parts.items() if each > 0]
@@ -190,7 +189,7 @@ def _explained(best: Candidate) -> Iterator[Part]:
 
 
 class PredictedPlan(NamedTuple):
-    """A plan's file, the planner of its job, and what is predicted for it."""
+    """A plan's file, the planner of its job, and its prediction."""
 
     file: str
     planner: Planner
@@ -198,42 +197,34 @@ class PredictedPlan(NamedTuple):
 
     @property
     def cluster(self) -> Cluster:
-        """It is for."""
+        """The plan's cluster."""
         return self.planner.cluster
 
 
 @dataclass(frozen=True)
 class ComparedPlans(Shown):
-    """Two plans: what they have otherwise, and what that makes of a step. turned: what would have the slower
-    one be the faster; None if that was not looked for."""
+    """A comparison of two plans: their differences, and the effect on a step."""
 
     first: PredictedPlan
     second: PredictedPlan
-    turned: Sensitivity | None = None
 
     @property
     def jobs_differ(self) -> list[tuple[str, str, str]]:
-        """What their jobs and clusters have otherwise, besides the strategy: both values."""
+        """Differences of the jobs and clusters, apart from the strategy: a name and both values."""
         a, b = self.first.candidate, self.second.candidate
         rows = [
             ("cluster", self.first.cluster.name, self.second.cluster.name),
             *((what, told(a), told(b)) for what, told in JOBS),
-            *_otherwise(a.job, b.job),
+            *_job_differences(a.job, b.job),
         ]
         return [row for row in rows if row[1] != row[2]]
 
-    @property
-    def same_work(self) -> bool:
-        """Whether a step of both is the same work on the same devices."""
-        return not self.jobs_differ
-
     def to_dict(self) -> dict[str, Any]:
-        """Settings that differ, and both predictions."""
+        """Return settings that differ, and both predictions."""
         both = self.first.candidate.readable, self.second.candidate.readable
         return {
             "jobs_differ": {key: values for key, *values in self.jobs_differ},
             "differences": {key: list(values) for key, values in differences(*both).items()},
-            "slower_wins_if": self.turned and [turn.to_dict() for turn in self.turned.turns],
             "plans": [
                 {"file": file, "cluster": planner.cluster.name, "ranks": one.job.world_size, **one.to_dict()}
                 for file, planner, one in (self.first, self.second)
@@ -241,7 +232,8 @@ class ComparedPlans(Shown):
         }
 
     def parts(self) -> Iterator[Part]:
-        """Tables of settings, of seconds and of bytes, with the second plan's figures against the first's."""
+        """Yield tables of settings, of seconds and of bytes, with the ratio of the second plan's
+        figures to the first's."""
         a, b = self.first.candidate, self.second.candidate
         jobs = self.jobs_differ
         if work := [row[0] for row in jobs if not row[0].startswith(("strategy.", "cluster", "ranks"))]:
@@ -261,33 +253,31 @@ class ComparedPlans(Shown):
         for name, (file, _, one) in zip(("first", "second"), (self.first, self.second), strict=True):
             verdict = "fits" if one.memory.fits else "does not fit"
             yield f"{name}: {file}, which {verdict} into {in_bytes(one.memory.usable)}"
-        if self.turned:
-            slower = "the second" if b.seconds > a.seconds else "the first"
-            yield self.turned.told(slower)
 
 
-def _otherwise(a: Job, b: Job) -> list[tuple[str, str, str]]:
-    """What two jobs say otherwise of their model, of training, and of what no point of a space holds."""
+def _job_differences(a: Job, b: Job) -> list[tuple[str, str, str]]:
+    """Return keys with different values in two jobs: of the model, of training, and of the strategy
+    outside the search space."""
     first, second = a.to_dict(), b.to_dict()
     keys = [(section, key) for section in ("model", "train") for key in {**first[section], **second[section]}]
     keys += [("strategy", key) for key in UNSEARCHED]
     found = list[tuple[str, str, str]]()
     for section, key in keys:
         one, other = first[section].get(key), second[section].get(key)
-        if one != other and key != "micro_batch_size":  # of one replica, among the points
+        if one != other and key != "micro_batch_size":  # per replica, it is a column of the search space
             found.append((f"{section}.{key}", "-" if one is None else str(one), "-" if other is None else str(other)))
     return found
 
 
 UNSEARCHED = ("stage_layers", "slack", "compile", "cuda_graphs", "streams")
-"""Keys of a strategy that are no columns of a space."""
+"""Keys of a strategy that are no columns of the search space."""
 HEADER = ("", "first", "second", "second/first")
-JOBS: Sequence[Told] = (
+JOBS: Sequence[TextColumn] = (
     ("parameters", lambda one: f"{one.job.model_spec(vocab=1).num_parameters:,}"),
     ("tokens of a sequence", lambda one: f"{one.job.data.sequence_length:,}"),
     ("ranks", lambda one: f"{one.job.world_size:,}"),
 )
-"""What jobs may have otherwise, said before their strategies."""
+"""Properties in which jobs may differ, listed before their strategies."""
 
 
 def _seconds(a: Candidate, b: Candidate) -> Iterator[tuple[str, ...]]:
@@ -316,45 +306,45 @@ def _ratio(first: float, second: float) -> str:
 # ---- columns ----
 
 
-def _degrees(one: Candidate) -> str:
-    shared = f" ep{one.point['ep']}" if one.point["ep"] > 1 else ""
-    return " ".join(str(one.point[key]) for key in ("pp", "dp", "cp", "tp")) + shared
+def _degrees(candidate: Candidate) -> str:
+    shared = f" ep{candidate.point['ep']}" if candidate.point["ep"] > 1 else ""
+    return " ".join(str(candidate.point[key]) for key in ("pp", "dp", "cp", "tp")) + shared
 
 
-def _schedule(one: Candidate) -> str:
-    point = one.point
+def _schedule(candidate: Candidate) -> str:
+    point = candidate.point
     if point["pp"] == 1:
         return "-"
-    return f"{one.schedule} x{point['virtual']}" if one.schedule == "interleaved" else one.schedule
+    return f"{candidate.schedule} x{point['virtual']}" if takes_chunks(candidate.schedule) else candidate.schedule
 
 
-def _shard(one: Candidate) -> str:
-    point = one.point
+def _shard(candidate: Candidate) -> str:
+    point = candidate.point
     if point["dp"] * point["cp"] == 1:
         return "-"
     copies = f"+{point['secondary']}" if point["secondary"] else ""
     return f"{point['params']},{point['grads']},{point['optim']}{copies}"
 
 
-def _slices(one: Candidate) -> str:
-    return TOGETHER["p1"](one.point) if one.point["tp"] > 1 else "-"
+def _slices(candidate: Candidate) -> str:
+    return TOGETHER["p1"](candidate.point) if candidate.point["tp"] > 1 else "-"
 
 
-def _stream(one: Candidate) -> str:
-    return "-" if one.point["tp"] == 1 else "yes" if one.point["sequence_parallel"] else "no"
+def _stream(candidate: Candidate) -> str:
+    return "-" if candidate.point["tp"] == 1 else "yes" if candidate.point["sequence_parallel"] else "no"
 
 
-def _overlap(one: Candidate, axis: str, name: str) -> str:
-    point = one.point
+def _overlap(candidate: Candidate, axis: str, name: str) -> str:
+    point = candidate.point
     size = point["tp"] if axis == "tp" else point["dp"] * point["cp"]
-    return WORDS[name][point[name]] if size > 1 else "-"
+    return spelled(name, point[name]) if size > 1 else "-"
 
 
-def _rings(one: Candidate) -> str:
-    return TOGETHER["ring"](one.point) if one.point["cp"] > 1 else "-"
+def _rings(candidate: Candidate) -> str:
+    return TOGETHER["ring"](candidate.point) if candidate.point["cp"] > 1 else "-"
 
 
-SETTINGS: Sequence[Told] = (
+SETTINGS: Sequence[TextColumn] = (
     ("pp dp cp tp", _degrees),
     ("micro", lambda one: str(one.point["micro"])),
     ("schedule", _schedule),
@@ -364,17 +354,17 @@ SETTINGS: Sequence[Told] = (
     ("slices", _slices),
     ("sequence-parallel", _stream),
 )
-TUNING: Sequence[Told] = (
+TUNING: Sequence[TextColumn] = (
     ("overlap", lambda one: _overlap(one, "tp", "overlap")),
     ("shard overlap", lambda one: _overlap(one, "dp", "shard_overlap")),
 )
-"""What is shown only of strategies that differ in it."""
+"""Columns that are shown only if the strategies differ in them."""
 FIRST = ("pp dp cp tp", "micro", "schedule", "p,g,o", "recompute")
-"""Which of them are shown unasked: as many as 80 columns hold."""
-RESULTS: Sequence[Told] = (("step", lambda one: in_seconds(one.seconds)),)
-UTILISATION: Sequence[Told] = (("MFU", lambda one: f"{one.mfu:.0%}"),)
-"""What is shown where a device's peak is known."""
-MORE: Sequence[Told] = (
+"""Columns that are shown by default: as many as 80 characters hold."""
+RESULTS: Sequence[TextColumn] = (("step", lambda one: in_seconds(one.seconds)),)
+UTILISATION: Sequence[TextColumn] = (("MFU", lambda one: f"{one.mfu:.0%}"),)
+"""The column that is shown if the device's peak is known."""
+MORE: Sequence[TextColumn] = (
     ("sure to fit", lambda one: percent(one.memory.likely)),
     ("p10-p90", lambda one: f"{in_seconds(one.low)}-{in_seconds(one.high)}"),
     ("tokens/s", lambda one: f"{one.tokens_per_second:,.0f}"),
@@ -393,16 +383,16 @@ def _unit(candidates: Sequence[Candidate]) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class KnownClusters(Shown):
-    """Clusters that ship, by name."""
+    """The shipped clusters, by name."""
 
     clusters: Mapping[str, Cluster]
 
     def to_dict(self) -> dict[str, Any]:
-        """Constants of every cluster."""
+        """Return the constants of every cluster."""
         return {name: cluster.model_dump(mode="json") for name, cluster in self.clusters.items()}
 
     def parts(self) -> Iterator[Part]:
-        """A line for each cluster, with the memory of a device that a plan may fill."""
+        """Yield a line for each cluster, with the memory of a device that a plan may fill."""
         from plait.core.step.memory.closed_memory import usable
 
         header = ("preset", "device", Column("usable memory", in_bytes), "a node", "links, each way")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.text import Part, Shown
 
 if TYPE_CHECKING:
@@ -15,108 +18,102 @@ if TYPE_CHECKING:
     from plait.api.plan_answer import ComparedPlans, KnownClusters, PlanAnswer, PredictedPlan
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
+    from plait.formats.base.parsed_config import ParsedConfig
     from plait.plan.answer import Planner
-    from plait.plan.candidate import Answer, Candidate
-    from plait.plan.emit import Emitted
-    from plait.plan.own_strategy import OwnStrategy
-    from plait.plan.told import Told
+    from plait.plan.emit import Emitted, OwnStrategy
+    from plait.plan.search.candidate import Answer, Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planning(Shown):
     """A job on a cluster, ready to be planned.
 
-    written: the plan, if one was given in place of a job. alone: whether the job's own strategy alone is
-    asked for. factors: changes of the cluster that are only
-    tried; unchanged: the planner without them. warning: a sentence on a device that is not the cluster's.
-    note: sentences on the vocabulary and on keys that nobody chose, or nothing. over: what readers passed
-    over. told: what a configuration of another framework says, if one was given in place of a job; overrides:
-    settings beside it.
+    input_plan: the plan, if one was given in place of a job. evaluate_only: True to predict only
+    the job's own strategy. factors: what-if changes of the cluster; planner_unchanged: the planner
+    without them. warning: a sentence on a device that is not the cluster's. note: remarks on the
+    job and its cluster; may be empty. ignored: input that readers ignored. config: the
+    configuration of another framework, if one was given in place of a job; overrides: settings that
+    override it.
     """
 
     planner: Planner
-    written: Plan | None = None
-    alone: bool = False
+    input_plan: Plan | None = None
+    evaluate_only: bool = False
     factors: Mapping[str, float] = field(default_factory=dict[str, float])
-    unchanged: Planner | None = None
+    planner_unchanged: Planner | None = None
     warning: str = ""
     note: str = ""
-    over: PassedOver = field(default_factory=PassedOver)
-    told: Told | None = None
+    ignored: IgnoredInput = field(default_factory=IgnoredInput)
+    config: ParsedConfig | None = None
     overrides: Sequence[str] = ()
 
     def answer(self, *, evaluate: bool = False, explain: bool = False) -> PlanAnswer:
-        """The best strategies; of a plan, and with evaluate, here or before, its own strategy alone.
-        explain: whether the answer shows all of its columns. Raises InfeasiblePlan and JobError, which say
-        so where they come of a change that is only tried."""
-        from plait.api.plan_answer import Hypothesis, PlanAnswer
+        """Return the best strategies; for a plan, or if ``evaluate`` is set here or in
+        ``plan_job``, only its own strategy. explain: True to show all columns. Raises
+        InfeasiblePlan and JobError, whose messages name a what-if change that causes them."""
+        from plait.api.plan_answer import ClusterChange, PlanAnswer
         from plait.core.base.errors import InfeasiblePlan, JobError
-        from plait.plan.capturing import captured_hints
-        from plait.plan.divisors import divisor_hints
-        from plait.plan.own_strategy import HOW
-        from plait.plan.sensitivity import sensitivity
-        from plait.plan.what_if import supposed
+        from plait.plan.emit import HOW
+        from plait.plan.explain.hints import cuda_graphs_hints, divisor_hints
+        from plait.plan.explain.what_if import under_changes
 
-        own = evaluate or self.alone or self.written or (self.told and not self.planner.job.open)
+        own = evaluate or self.evaluate_only or self.input_plan or (self.config and not self.planner.job.open)
 
-        def found(planner: Planner) -> Answer:
-            return planner.checked(self.written) if own else planner.answer()
+        def answer_of(planner: Planner) -> Answer:
+            return planner.evaluate(self.input_plan) if own else planner.answer()
 
         before = refused = None
-        if self.unchanged:
+        if self.planner_unchanged:
             try:
-                before = found(self.unchanged).best
+                before = answer_of(self.planner_unchanged).best
             except (InfeasiblePlan, JobError) as error:
                 refused = error
-        with supposed(self.factors, refused):
-            answer = found(self.planner)
+        with under_changes(self.factors, refused):
+            answer = answer_of(self.planner)
         fastest = min(answer.candidates, key=lambda one: one.seconds)
-        hints = [] if own else [*divisor_hints(self.planner, fastest), *captured_hints(self.planner, answer.best)]
-        turned = None
-        if explain and len(answer.candidates) > 1 and fastest is answer.best:
-            turned = sensitivity(self.planner, *answer.candidates[:2])
-        change = Hypothesis(self.factors, before) if self.unchanged else None
+        hints = [] if own else [*divisor_hints(self.planner, fastest), *cuda_graphs_hints(self.planner, answer.best)]
+        change = ClusterChange(self.factors, before) if self.planner_unchanged else None
         written = None if own else self._own_strategy(answer.best)
-        closing = written.told(answer.best) if written else HOW if own and self._searchable else ""
-        return PlanAnswer(answer=answer, explain=explain, change=change, hints=hints, turned=turned, written=written,
-                          closing=closing)  # fmt: skip
+        closing = written.describe(answer.best) if written else HOW if own and self._searchable else ""
+        return PlanAnswer(answer=answer, explain=explain, what_if=change, hints=hints, file_strategy=written,
+                          closing_note=closing)  # fmt: skip
 
     @property
     def _searchable(self) -> bool:
-        """Whether a file of another framework has a strategy besides which there are others."""
-        return self.told is not None and self.told.runs is not None and not self.alone
+        """True for another framework's file whose strategy has alternatives to search."""
+        return self.config is not None and self.config.runs is not None and not self.evaluate_only
 
     def _own_strategy(self, best: Candidate) -> OwnStrategy | None:
-        """The strategy of another framework's file beside the best that was found."""
+        """Return the strategy of another framework's file, compared with the best strategy."""
         from plait.core.base.errors import PlaitError
-        from plait.plan.own_strategy import own_strategy
+        from plait.plan.emit import own_strategy
 
-        if not self._searchable or not self.told:
+        if not self._searchable or not self.config:
             return None
         try:
-            own = self.told.own_job(self.overrides)
+            own = self.config.file_job(self.overrides)
         except PlaitError as error:
             own = error
-        return own_strategy(self.planner, self.told, own, best)
+        return own_strategy(self.planner, self.config, own, best)
 
     def to_dict(self) -> dict[str, Any]:
-        """The job, its cluster's name, and changes of the cluster."""
+        """Return the job, its cluster's name, and what-if changes."""
         planner = self.planner
         found = {"job": planner.job.to_dict(), "cluster": planner.cluster.name, "what_if": dict(self.factors)}
-        return found | ({"read": self.told.to_dict()} if self.told else {})
+        return found | ({"read": self.config.to_dict()} if self.config else {})
 
     def parts(self) -> Iterator[Part]:
-        """The job and its cluster in a sentence, and remarks."""
+        """Yield a sentence on the job and its cluster, and remarks."""
         planner = self.planner
         yield f"{planner.job.run.name}: {planner.model.num_parameters:,} parameters, for {planner.cluster.name}"
-        read = self.told.lines() if self.told else []
-        yield from (f"note: {one}" for one in (self.warning, self.note, *self.over.lines(), *read) if one)
+        read = self.config.lines() if self.config else []
+        yield from (f"note: {one}" for one in (self.warning, self.note, *self.ignored.lines(), *read) if one)
 
     def plan(self, candidate: Candidate) -> Plan:
-        """The plan of a candidate; the plan that was given, if one was."""
-        from plait.core.job.plan import chosen_by
+        """Return the plan of a candidate; the given plan, if there is one."""
+        from plait.core.job.plan import setting_origins
 
-        return self.written or replace(self.planner.plan(candidate.job), chosen=chosen_by(self.planner.job))
+        return self.input_plan or replace(self.planner.plan(candidate.job), chosen=setting_origins(self.planner.job))
 
 
 def plan_job(
@@ -126,25 +123,30 @@ def plan_job(
     """Read a job file (TOML), a plan (``JOB.plan.json``) or a configuration of another framework
     (``plait.plan.read_config``), and find its cluster.
 
-    place: an emulated cluster, which stands for this machine. changes: what-if texts such as ``nic=2x``.
-    evaluate: for the job's own strategy alone; keys that neither the job nor ``overrides`` say are not left
-    open by a job without [strategy], if ``overrides`` say any.
-    Raises JobError and DataError; also for files that the job names and that no prediction would read, since
-    it says of no topology where its ranks lie.
+    place: an emulated cluster that stands for this machine. changes: what-if changes such as
+    ``nic=2x``. evaluate: True to predict only the job's own strategy; if ``overrides`` set keys of
+    a job without [strategy], the strategy's other keys have their defaults instead of being
+    searched. Raises JobError and DataError; also for missing files that the job names but the
+    prediction ignores, because no topology locates its ranks.
     """
-    from plait.api.choose import model_notes, precision_note, the_cluster, unplaced_note, vocabulary_note
+    from plait.api.choices import cluster_of, model_notes, precision_note, unplaced_note, vocabulary_note
     from plait.core.base.errors import JobError
-    from plait.core.job.plan import Plan, told_left_out
+    from plait.core.job.plan import Plan, format_defaults
     from plait.core.job.spec import Job
     from plait.plan.answer import Planner
+    from plait.plan.explain.job_cluster import (
+        describe_device_mismatch,
+        describe_stated_peak,
+        describe_substitute,
+        unusual_values,
+    )
+    from plait.plan.explain.what_if import changed_cluster, changed_ranks, parse_changes
     from plait.plan.read_config import read_configuration
-    from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
-    from plait.plan.where import other_device, stated_peak, stood_for, unusual_values
     from plait.train.checkpoint.initial import check_initial
     from plait.train.data.tokenizer import load_tokenizer
 
     file = Path(file)
-    factors, over, note = parse_changes(changes), PassedOver(), ""
+    factors, over, note = parse_changes(changes), IgnoredInput(), ""
     written, told = None, read_configuration(file, overrides)
     if file.suffix == ".json" and told is None:
         written = Plan.read(file)
@@ -159,55 +161,56 @@ def plan_job(
         over, vocab, weights = model_notes(job), load_tokenizer(job.data.tokenizer).vocab, job.train.init_from
         if weights and Path(weights).exists():  # a plan may be for another machine
             over.add(check_initial(Path(weights), job.model_spec(vocab)))
-        left_out = "" if told or evaluate else told_left_out(job)
+        left_out = "" if told or evaluate else format_defaults(job)
         some = vocabulary_note(job, vocab), precision_note(job), left_out
         note = "" if told else ". ".join(filter(None, some))
     where = job.place.changed(overrides)
     job.check_predicted(where)
-    there = the_cluster(job, place.lab if place else None)
-    remarks = (note, unplaced_note(where), stood_for(job, there), stated_peak(job, there), *unusual_values(job, there))
+    there = cluster_of(job, place.lab if place else None)
+    remarks = (
+        note,
+        unplaced_note(where),
+        describe_substitute(job, there),
+        describe_stated_peak(job, there),
+        *unusual_values(job, there),
+    )
     note = ". ".join(filter(None, remarks))
-    warning = other_device(job, there) or ""
+    warning = describe_device_mismatch(job, there) or ""
     slowed = factors.get("straggler", 1.0)
     runs = told.runs if told else None
     planner = Planner(changed_ranks(job, there, factors), changed_cluster(there, factors), vocab, slowed, runs)
-    unchanged = Planner(job, there, vocab, told_framework=runs) if factors else None
+    unchanged = Planner(job, there, vocab, configured_framework=runs) if factors else None
     if told:
-        over.add(told.over())
+        over.add(told.ignored())
     return Planning(
-        planner=planner, written=written, alone=evaluate, factors=factors, unchanged=unchanged, warning=warning,
-        note=note, over=over, told=told, overrides=overrides,
+        planner=planner, input_plan=written, evaluate_only=evaluate, factors=factors, planner_unchanged=unchanged,
+        warning=warning, note=note, ignored=over, config=told, overrides=overrides,
     )  # fmt: skip
 
 
 def compare_plans(first: Path | str, second: Path | str) -> ComparedPlans:
-    """Two plans (``JOB.plan.json``), each predicted on its cluster, side by side. Raises JobError."""
+    """Return two plans (``JOB.plan.json``) side by side, each predicted on its cluster. Raises
+    JobError."""
     from plait.api.plan_answer import ComparedPlans
-    from plait.plan.sensitivity import sensitivity
 
-    found = ComparedPlans(predict_plan(Path(first)), predict_plan(Path(second)))
-    if found.same_work:
-        faster, slower = sorted((found.first, found.second), key=lambda one: one.candidate.seconds)
-        turned = sensitivity(faster.planner, faster.candidate, slower.candidate)
-        return replace(found, turned=turned)
-    return found
+    return ComparedPlans(predict_plan(Path(first)), predict_plan(Path(second)))
 
 
 def predict_plan(file: Path) -> PredictedPlan:
-    """The prediction of a plan (``JOB.plan.json``) on its cluster. Raises JobError."""
-    from plait.api.choose import the_cluster
+    """Return the prediction of a plan (``JOB.plan.json``) on its cluster. Raises JobError."""
+    from plait.api.choices import cluster_of
     from plait.api.plan_answer import PredictedPlan
     from plait.core.job.plan import Plan
     from plait.plan.answer import Planner
 
     plan = Plan.read(file)
     job = job_of(plan, file)
-    planner = Planner(job, the_cluster(job, None), plan.model.vocab)
+    planner = Planner(job, cluster_of(job, None), plan.model.vocab)
     return PredictedPlan(str(file), planner, planner.predict(job, plan))
 
 
 def known_clusters() -> KnownClusters:
-    """The clusters that ship with Plait."""
+    """Return the clusters that ship with Plait."""
     from plait.api.plan_answer import KnownClusters
     from plait.core.base.env import specs_folder
     from plait.core.cluster.hardware import Cluster
@@ -216,48 +219,128 @@ def known_clusters() -> KnownClusters:
     return KnownClusters({name: Cluster.preset(name) for name in names})
 
 
-def emit_settings(asked: Planning, best: Candidate, framework: str) -> tuple[Emitted, str]:
-    """A candidate's strategy as settings of another framework (torchtitan, megatron), and a sentence on what
-    they take as planned and as that framework would run them. Raises JobError."""
-    from plait.plan.as_emitted import told_both
-    from plait.plan.emit import emit
+def emit_settings(planning: Planning, best: Candidate, framework: str) -> tuple[Emitted, str]:
+    """Return a candidate's strategy as settings of another framework (torchtitan, megatron,
+    deepspeed), and a sentence. It compares the predicted seconds as planned and as that framework
+    would run the settings. Raises JobError."""
+    from plait.plan.emit import compare_predictions, emit
 
-    emitted = emit(best.job, framework, asked.planner.cluster.ranks_per_node)
-    return emitted, told_both(asked.planner, best, emitted, framework)
+    emitted = emit(best.job, framework, planning.planner.cluster.ranks_per_node)
+    return emitted, compare_predictions(planning.planner, best, emitted, framework)
 
 
-def check_emits(asked: Planning, framework: str) -> None:
-    """Raise JobError for a job of which a framework's settings are not known."""
+def check_emits(planning: Planning, framework: str) -> None:
+    """Raise JobError for a job that has no known settings in a framework."""
     from plait.plan import emit
 
-    emit.check_emits(asked.planner.job, framework)
+    emit.check_emits(planning.planner.job, framework)
 
 
-def check_framework(framework: str, others: Sequence[str] = ()) -> None:
-    """Raise JobError for a framework that ``emit_settings`` does not know. others: what --show takes, too."""
+def check_framework(framework: str, other_values: Sequence[str] = ()) -> None:
+    """Raise JobError for a framework that ``emit_settings`` does not know. other_values: further
+    values that
+    --show takes."""
     from plait.plan import emit
 
-    emit.check_framework(framework, others)
+    emit.check_framework(framework, other_values)
 
 
 def job_of(plan: Plan, file: Path) -> Job:
-    """The job of a plan. Raises JobError where there is none."""
+    """Return the job of a plan. Raises JobError if the plan has none."""
     from plait.core.base.errors import JobError
 
     if plan.job is None:
-        problem = "was made without a job file and says nothing of a cluster"
+        problem = "was made without a job file, so its cluster is unknown"
         raise JobError(problem, file=str(file), key="job", fix="Name a plan that plait plan or plait train wrote")
     return plan.job
 
 
-def draw_step(asked: Planning, best: Candidate, file: Path) -> None:
-    """Draw the predicted step of a candidate, and its memory over time, into a picture or a page."""
+def draw_step(planning: Planning, best: Candidate, file: Path) -> None:
+    """Draw the predicted step of a candidate, and its memory over time, into a picture or an HTML
+    page."""
     from plait.api import pictures
     from plait.core.base.text import in_seconds
-    from plait.plan.over_time import memory_curves, step_bars
+    from plait.plan.search.simulate import memory_curves, step_bars
 
-    planner = asked.planner
-    simulated = planner.simulated(best.job, asked.written)
+    planner = planning.planner
+    simulated = planner.simulated(best.job, planning.input_plan)
     curves = memory_curves(simulated, simulated.simulation.step, best.memory, gpu=planner.cluster.device.kind == "cuda")
     title = f"{best.job.run.name}: a predicted step of {in_seconds(best.seconds)} on {planner.cluster.name}"
     pictures.draw_step(step_bars(simulated), curves, file, title=title, limit=best.memory.usable)
+
+
+STEPS, SKIPPED = 10, 4
+"""The number of steps of a measured run, and of its first steps that do not count."""
+
+
+def measure_plans(plans: Sequence[Plan], place: LaunchTarget) -> Iterator[float]:
+    """Yield the median seconds per step of each plan. Raises JobError if its ranks do not exist
+    here, and the errors of a run."""
+    for plan in plans:
+        _check_ranks(plan, place)
+    with TemporaryDirectory(prefix="plait-measure-") as folder:
+        for number, plan in enumerate(plans):
+            yield _seconds(_short(plan, Path(folder), f"{number + 1}"), place)
+
+
+def measure_best(
+    planning: Planning, answer: PlanAnswer, place: LaunchTarget, count: int, report: Callable[[str], None] | None = None
+) -> PlanAnswer:
+    """Return the answer with measured seconds of its first ``count`` candidates. report: called
+    with a line for each. Raises the errors of ``measure_plans``."""
+    from plait.core.base.text import in_seconds
+
+    plans, measured = [planning.plan(one) for one in answer.candidates[:count]], dict[int, float]()
+    for at, seconds in enumerate(measure_plans(plans, place)):
+        measured[at] = seconds
+        if report:
+            report(f"measured {at + 1} of {len(plans)}: {in_seconds(seconds)} a step")
+    return replace(answer, measured=measured)
+
+
+def _check_ranks(plan: Plan, place: LaunchTarget) -> None:
+    """Raise JobError for a plan whose ranks do not exist here."""
+    from plait.core.base.errors import JobError
+    from plait.plan.explain.job_cluster import ranks_here
+
+    assert plan.job
+    world, lab = plan.layout.world_size, place.lab
+    there = lab.world_size if lab else ranks_here(plan.job.run.device)
+    enough = world == there if lab else world <= there
+    if not enough:
+        where = "the lab" if lab else "this machine"
+        fix = "Change --on" if lab else "Plan for fewer with cluster.ranks, or emulate them: --on lab:HOSTSxRANKS@RATE"
+        raise JobError(f"the plans have {world:,} ranks, and {where} has {there}", key="--measure", fix=fix)
+
+
+def _short(plan: Plan, folder: Path, name: str) -> Plan:
+    """Return the plan for a few steps, without evaluations or checkpoints."""
+    assert plan.job
+    changes = {
+        "train.tokens": 0, "train.steps": STEPS, "train.warmup_steps": 0, "train.lr_decay_steps": 0,
+        "train.lr_wsd_decay_steps": 0, "train.eval_every": 0, "train.checkpoint_every": 0, "train.log_every": STEPS,
+        "run.timeline_steps": 0,
+        "run.restarts": 0,
+    }  # fmt: skip
+    names = [f"run.folder={json.dumps(str(folder))}", f"run.name={json.dumps(name)}"]
+    job = plan.job.changed([*(f"{key}={value}" for key, value in changes.items()), *names])
+    return without_batch_rampup(replace(plan, job=job))
+
+
+def without_batch_rampup(plan: Plan) -> Plan:
+    """Return the plan without a batch-size ramp: every step has the whole batch, as predicted."""
+    assert plan.job
+    train = plan.job.train.model_copy(update={"rampup_batch_size": None})
+    return replace(plan, job=plan.job.model_copy(update={"train": train}))
+
+
+def _seconds(plan: Plan, place: LaunchTarget) -> float:
+    from plait.api.training import run_plan
+    from plait.core.base.errors import LaunchError
+    from plait.plan.calibrate.recorded import read_seconds
+
+    assert plan.job
+    folder = plan.job.run.path
+    if run_plan(plan, folder, place, silent=True):
+        raise LaunchError("a measured run was stopped; nothing is chosen")
+    return statistics.median(read_seconds(folder)[SKIPPED:])

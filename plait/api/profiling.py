@@ -1,4 +1,4 @@
-"""Profiling a machine or a cluster: ranks measure it and write a profile, or files of others are read."""
+"""Profiles of a machine or a cluster: measured by ranks, or imported from other tools' files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plait.core.base.text import Column, Part, Shown, Table
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
-    from plait.core.base.passed_over import PassedOver
+    from plait.core.base.ignored_input import IgnoredInput
     from plait.core.cluster.profile import ModulePhase, Profile
     from plait.core.job.spec import Job
 
@@ -22,21 +22,22 @@ LEAST_SECONDS = 5.0
 TIMEOUT = 600.0
 """Seconds that a rank may be silent."""
 MOST_RANKS, MOST_EACH = 64, 8
-"""Ranks that are started here, and on each core."""
+"""The largest number of ranks on this machine: in total, and per core; the larger limit holds."""
 MOST_HERE = 8
-"""Ranks on a CPU, where nobody says how many."""
+"""The largest number of ranks on CPUs, if the user gives none."""
 
 
 @dataclass(frozen=True)
 class ProfileAnswer(Shown):
-    """A profile and its file. over: what of imported files was passed over; None of one that was measured."""
+    """A profile and its file. ignored: input that was ignored in imported files; None for a
+    measured profile."""
 
     profile: Profile
     file: Path
-    over: PassedOver | None = None
+    ignored: IgnoredInput | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Seconds, bytes per second, FLOP/s."""
+        """Return seconds, bytes per second and FLOP/s."""
         found = self.profile
         products = sorted(one.rate for one in found.products)
         return {
@@ -63,10 +64,11 @@ class ProfileAnswer(Shown):
                 }
                 for one in found.overlaps
             ],
-        } | ({} if self.over is None else {"passed_over": self.over.rows()})  # fmt: skip
+        } | ({} if self.ignored is None else {"passed_over": self.ignored.rows()})  # fmt: skip
 
     def parts(self) -> Iterator[Part]:
-        """Tables of collectives, of work side by side and of modules; rates of products and of memory."""
+        """Yield tables of collectives, of overlapped computation and communication, and of modules;
+        rates of matrix products and of memory."""
         found, machine = self.profile, self.profile.machine
         where = f"{machine.ranks} ranks, {machine.ranks_per_node} on a node" if machine.ranks > 1 else "1 rank"
         yield Table(f"{machine.device or machine.kind}: {where}, {machine.backend}")
@@ -79,7 +81,7 @@ class ProfileAnswer(Shown):
             yield Table("", header, rows)
         if found.overlaps:
             yield ""
-            header = ("side by side", "group", Column("products take", _times), Column("it takes", _times))
+            header = ("overlapped", "group", Column("products take", _times), Column("collective takes", _times))
             rows = [(one.kind, str(one.group), one.computation, one.communication) for one in found.overlaps]
             yield Table("", header, rows)
         if found.modules:
@@ -94,7 +96,8 @@ class ProfileAnswer(Shown):
         yield f"{self.file} holds it all"
 
     def _modules(self) -> Table:
-        """A row for each module and degree of tensor parallelism, a column for each phase."""
+        """Return a row for each module and degree of tensor parallelism, with a column for each
+        phase."""
         modules = self.profile.modules
         taken = {(one.site, one.tp, one.phase): one.seconds * 1e3 for one in modules}
         header = ("module, ms", "tp", *(Column(phase, ".3g", none="") for phase in PHASES))
@@ -119,13 +122,13 @@ def _flops(rate: float) -> str:
 
 
 def import_profile(files: Sequence[Path], out: Path) -> ProfileAnswer:
-    """A profile of logs of nccl-tests, bandwidth files of Galvatron and other profiles, written to ``out``.
-    Raises JobError and LaunchError."""
+    """Write a profile to ``out``, made from logs of nccl-tests, bandwidth files of Galvatron and
+    other profiles. Raises JobError and LaunchError."""
     from plait.core.base.files import explained
-    from plait.core.base.passed_over import PassedOver
-    from plait.plan.profile_import import import_profiles
+    from plait.core.base.ignored_input import IgnoredInput
+    from plait.plan.calibrate.profile_import import import_profiles
 
-    over = PassedOver()
+    over = IgnoredInput()
     found = import_profiles(files, over)
     with explained(f"{out} cannot be written", fix="Choose another with --out"):
         found.write(out)
@@ -133,7 +136,7 @@ def import_profile(files: Sequence[Path], out: Path) -> ProfileAnswer:
 
 
 def read_profile(file: Path) -> ProfileAnswer:
-    """The profile in a file. Raises JobError."""
+    """Return the profile in a file. Raises JobError."""
     from plait.core.cluster.profile import Profile
 
     return ProfileAnswer(Profile.read(file), file)
@@ -141,9 +144,10 @@ def read_profile(file: Path) -> ProfileAnswer:
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Measurements that are asked for. job: a job file, whose layer, precision and device are measured.
-    ranks: how many; None: the job's, or one for each GPU or core. seconds: how long, at most.
-    nodes_per_minipod: nodes below one leaf switch, to measure across minipods as well; 0: not across."""
+    """Options of a measurement. job: a job file, whose layer, precision and device are measured.
+    ranks: their number; None: the job's, or one for each GPU or core. seconds: the longest
+    duration. nodes_per_minipod: nodes below one leaf switch, to measure across minipods as well; 0:
+    not across minipods."""
 
     job: Path | None = None
     ranks: int | None = None
@@ -151,7 +155,7 @@ class ProfileRequest:
     nodes_per_minipod: int = 0
 
     def check(self) -> None:
-        """Raise JobError for numbers that cannot be."""
+        """Raise JobError for invalid numbers."""
         from plait.core.base.errors import JobError
 
         if not LEAST_SECONDS <= self.seconds < 1e6:
@@ -163,51 +167,55 @@ class ProfileRequest:
 
 
 def profile_machine(
-    out: Path, place: LaunchTarget, asked: ProfileRequest | None = None, *, quiet: bool = False
+    out: Path, place: LaunchTarget, request: ProfileRequest | None = None, *, quiet: bool = False
 ) -> ProfileAnswer | int:
-    """Measure a place with ranks of its own, which write the profile to ``out``; the exit status of ranks
-    that have failed. quiet: whether ranks print nothing. Raises JobError and LaunchError."""
-    from plait.api.ranks import Ranks
+    """Measure a launch target with ranks that write the profile to ``out``. Return the exit status
+    of ranks that fail. quiet: True if ranks print nothing. Raises JobError and LaunchError."""
+    from plait.api.ranks import RankSet
     from plait.core.base.errors import need
     from plait.core.base.files import explained
     from plait.core.job.spec import Job
 
-    asked = asked or ProfileRequest()
-    asked.check()
-    if place.ours:
+    request = request or ProfileRequest()
+    request.check()
+    if place.is_local:
         need("torch", "measuring")
-    job = Job.read(asked.job) if asked.job else None
-    world = _ranks(asked.ranks, job, place)
-    arguments = ["--out", str(out.absolute()), "--seconds", str(asked.seconds)]
-    arguments += ["--job", str(asked.job.absolute())] if asked.job else []
-    arguments += ["--nodes-per-minipod", str(asked.nodes_per_minipod)] if asked.nodes_per_minipod else []
+    job = Job.read(request.job) if request.job else None
+    world = _ranks(request.ranks, job, place)
+    arguments = ["--out", str(out.absolute()), "--seconds", str(request.seconds)]
+    arguments += ["--job", str(request.job.absolute())] if request.job else []
+    arguments += ["--nodes-per-minipod", str(request.nodes_per_minipod)] if request.nodes_per_minipod else []
     arguments += ["--quiet"] if quiet else []
     logs = out.with_name(f"{out.name}.logs")
     with explained(f"{logs} cannot be made", fix="Choose another with --out"):
         logs.mkdir(parents=True, exist_ok=True)
     timeout = job.run.timeout if job else TIMEOUT
-    status = place.run(Ranks(module=programs.PROFILER, arguments=arguments, world=world, logs=logs, timeout=timeout))
+    status = place.run(RankSet(module=programs.PROFILER, arguments=arguments, world=world, logs=logs, timeout=timeout))
     shutil.rmtree(logs, ignore_errors=True)
     return status or read_profile(out)
 
 
-def _ranks(asked: int | None, job: Job | None, place: LaunchTarget) -> int:
+def _ranks(requested: int | None, job: Job | None, place: LaunchTarget) -> int:
     from plait.core.base.errors import JobError
     from plait.core.base.process import usable_cores
-    from plait.plan.this_machine import ranks_here
+    from plait.plan.explain.job_cluster import ranks_here
 
-    if asked is not None and asked < 1:
-        raise JobError(f"{asked} is not allowed", key="--world-size", fix="Allowed: at least 1")
-    if place.world is not None:
-        if asked not in (None, place.world):
-            raise JobError(f"{asked} are not the {place.world} ranks of --on", key="--world-size", fix="Leave it out")
-        return place.world
-    if asked is not None:
+    if requested is not None and requested < 1:
+        raise JobError(f"{requested} is not allowed", key="--world-size", fix="Allowed: at least 1")
+    if place.world_size is not None:
+        if requested not in (None, place.world_size):
+            raise JobError(
+                f"{requested} are not the {place.world_size} ranks of --on", key="--world-size", fix="Leave it out"
+            )
+        return place.world_size
+    if requested is not None:
         most = max(MOST_RANKS, MOST_EACH * usable_cores())
-        if asked > most:
+        if requested > most:
             fix = "Ranks are processes of this machine; on several, start them with torchrun (docs/profile.md)"
-            raise JobError(f"{asked:,} are more than the {most:,} that are started here", key="--world-size", fix=fix)
-        return asked
+            raise JobError(
+                f"{requested:,} are more than the {most:,} that are started here", key="--world-size", fix=fix
+            )
+        return requested
     if job:
         return ranks_here(job.run.device, on_cpu=job.world_size)
     return ranks_here("auto", on_cpu=min(MOST_HERE, usable_cores()))

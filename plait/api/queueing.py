@@ -1,34 +1,40 @@
-"""Queues beside planned jobs: a trace played back under several policies."""
+"""Replays of a queue with planned jobs: a trace of jobs, played back under several policies."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
-from plait.api.queue_trace import HOUR, Told, read_jobs, said_of, settings_of, source_of
+from plait.api.durations import HOUR, ProgressCallback, read_jobs, settings_of, source_of, trace_notes
+from plait.api.topologies import read_topology
+from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Texts
+from plait.core.base.codec.json_text import read_json
 from plait.core.base.errors import DataError, JobError
-from plait.core.base.files import replacing
+from plait.core.base.files import reason_of, replacing
 from plait.core.base.text import Column, Part, Shown, Table, counted
-from plait.place.forecast import walk_forward
-from plait.place.policy import QueuePolicy, find_policies
-from plait.place.replay import ReplayOutcome, ReplayRules, replay
-from plait.place.reservation import ClusterShape, Planned, check_planned
+from plait.core.job.cluster_settings import Weight
+from plait.core.topology.rank_table import RankTable
+from plait.formats.job_traces.table import MOST_GPUS, Trace
+from plait.place.queue.admission import QueuePolicy, find_policies
+from plait.place.queue.forecast import walk_forward
+from plait.place.queue.replay import ReplayOutcome, ReplayRules, replay
+from plait.place.queue.reservation import ClusterShape, JobShape, Planned, check_planned
+from plait.place.queue.workload import JobTrace, copies_of, workload
 from plait.place.summary import Summary, summary
-from plait.place.traces.table import MOST_GPUS, Trace
-from plait.place.workload import JobTrace, copies_of, workload
-from plait.place.zone import JobShape
+from plait.place.topologies import Remarks
 
-__all__ = ["ClusterShape", "JobShape", "Planned", "Replay", "replay_queue"]
+__all__ = ["ClusterShape", "JobShape", "Planned", "ReplayOptions", "replay_queue"]
 
-KEPT_ONES = (
-    "mean, p95: hours that jobs waited that came between announcement and arrival; all: mean of all jobs. held: "
-    "reserved nodes that others hold just before the arrival, then: just after. idle: node-hours from the announcement "
-    "to the last arrival of a job. in: jobs let into the zone, late: of them still there. out: jobs preempted. start: "
-    "hours by which the planned job starts late."
+COLUMN_LEGEND = (
+    "mean, p95: waiting hours of jobs that arrived between announcement and arrival; all: mean of all jobs. held: "
+    "reserved nodes that other jobs hold just before the arrival, then: just after. idle: idle node-hours from the "
+    "announcement to the last arrival of a job. in: jobs let into the zone, late: of them still there. out: jobs "
+    "preempted. start: hours by which the planned job starts late."
 )
 
 
@@ -37,19 +43,20 @@ def _hours(seconds: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
-    """A replay that is asked for.
+class ReplayOptions:
+    """Options of a replay.
 
-    planned: jobs that nodes are kept for. policies: their names with commas between them, or ``all``. copies,
-    load: copies of the trace that are laid over each other, or the share of all GPUs that they are to ask
-    for. window: seconds during which jobs arrive; None: the whole trace, or of copies until the last planned
-    job should have ended. delay_late: a planned job waits for jobs that are late in place of preempting them.
-    checkpoint: seconds of work that a preempted job keeps whole multiples of. replan: seconds after which
-    reserved nodes are chosen anew; 0: never. level: the upper quantile of how long a job will run.
+    planned_jobs: jobs for which nodes are reserved. policies: names, separated by commas, or
+    ``all``. copies, load: copies of the trace that are superimposed, or the share of all GPUs that
+    the copies request. window: seconds during which jobs arrive; None: the whole trace, or with
+    copies, until the last planned job should have ended. delay_late: True if a planned job waits
+    for late jobs instead of preempting them. checkpoint: seconds between checkpoints; a preempted
+    job keeps whole multiples of this time. replan: seconds between new choices of the reserved
+    nodes; 0: never. level: the upper quantile of a job's run time.
     """
 
     cluster: ClusterShape
-    planned: Sequence[Planned] = ()
+    planned_jobs: Sequence[Planned] = ()
     policies: str = "all"
     copies: float | None = None
     load: float | None = None
@@ -61,18 +68,18 @@ class Replay:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the cluster."""
+        """The number of GPUs of the cluster."""
         return self.cluster.nodes * self.cluster.gpus_per_node
 
     @property
-    def until(self) -> float | None:
+    def arrival_window(self) -> float | None:
         """Seconds during which jobs arrive; None: as long as the trace lasts."""
         if self.window is not None or (self.copies is None and self.load is None):
             return self.window
-        return max((one.arrival + one.duration for one in self.planned), default=7 * 24.0 * HOUR)
+        return max((one.arrival + one.duration for one in self.planned_jobs), default=7 * 24.0 * HOUR)
 
     def check(self) -> None:
-        """Raise JobError or PlacementError for what cannot be played back."""
+        """Raise JobError or PlacementError for options that cannot be replayed."""
         if self.copies is not None and self.load is not None:
             raise JobError("both are given", key="overlay, load", fix="Copies follow from the load: leave out one")
         if self.gpus > MOST_GPUS:
@@ -80,22 +87,22 @@ class Replay:
             raise JobError(problem, key="nodes", fix=f"A replay has at most {MOST_GPUS} GPUs")
         if 0 < self.replan < 60:
             raise JobError(f"{self.replan:g} s is too often", key="replan", fix="Use 0s, for never, or at least 1m")
-        check_planned(self.planned, self.cluster)
+        check_planned(self.planned_jobs, self.cluster)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed(Shown):
-    """Outcome of every policy."""
+    """The outcome of every policy."""
 
-    asked: Replay
+    replay: ReplayOptions
     trace: Trace
     jobs: JobTrace
     policies: Sequence[Summary]
     outcomes: Sequence[ReplayOutcome]
 
     def to_dict(self) -> dict[str, Any]:
-        """The replay, and numbers of every policy."""
-        asked, jobs = self.asked, self.jobs
+        """Return the replay, and the figures of every policy."""
+        asked, jobs = self.replay, self.jobs
         one = self.trace.busy() / asked.gpus
         return source_of(self.trace) | {
             "nodes": asked.cluster.nodes,
@@ -112,15 +119,16 @@ class Replayed(Shown):
                     "duration_h": one.duration / HOUR, "spares": one.spares,
                     "shape": one.shape and [one.shape.rows, one.shape.columns],
                 }
-                for one in asked.planned
+                for one in asked.planned_jobs
             ],
             "policies": [one.to_dict() for one in self.policies],
         }  # fmt: skip
 
     def parts(self) -> Iterator[Part]:
-        """A row for each policy; with several planned jobs, or moved ones, also a row for each of them."""
-        jobs, planned = self.jobs, self.asked.planned
-        yield from said_of(self.trace)
+        """Yield a row for each policy; then a row for each planned job if there are several, or if
+        one has a shape, spares or moved nodes."""
+        jobs, planned = self.jobs, self.replay.planned_jobs
+        yield from trace_notes(self.trace)
         if jobs.oversize:
             some = ", ".join(self.trace.id[job] for job in jobs.oversize[:5])
             names = some + (f" and {more} more" if (more := len(jobs.oversize) - 5) > 0 else "")
@@ -143,7 +151,7 @@ class Replayed(Shown):
             for one in self.policies
         ]  # fmt: skip
         yield Table(title, header, rows)
-        yield KEPT_ONES + (" Of several planned jobs the worst counts." if len(planned) > 1 else "")
+        yield COLUMN_LEGEND + (" Of several planned jobs the worst counts." if len(planned) > 1 else "")
         shaped = any(one.shape or one.spares for one in planned)
         if shaped or len(planned) > 1 or any(one.moved for each in self.policies for one in each.planned):
             yield ""
@@ -168,7 +176,7 @@ class Replayed(Shown):
 
     def _each_planned(self) -> Table:
         share = (Column(head, ".1%") for head in ("at first", "held", "then"))
-        planned = self.asked.planned
+        planned = self.replay.planned_jobs
         header = ("policy", "planned", *share, "moved", "in", "late", Column("start", _hours))
         shaped, spared = (any(getattr(one, name) for one in planned) for name in ("shape", "spares"))
         header += ("DP", "PP") * shaped + ("lent",) * spared
@@ -208,7 +216,7 @@ class Replayed(Shown):
         from plait.api.pictures import draw_curves
         from plait.core.base.pictures import PlotCurve
 
-        planned = self.asked.planned
+        planned = self.replay.planned_jobs
         names = ("nodes in use", "GPUs in use", "reserved nodes held")[: 3 if planned else 2]
         panels: list[tuple[str, list[PlotCurve]]] = [(name, []) for name in names]
         for outcome in self.outcomes:
@@ -220,46 +228,201 @@ class Replayed(Shown):
                 if points:
                     curves.append(PlotCurve(outcome.policy, points))
         marks = [at / HOUR for one in planned for at in (one.announced, one.arrival)]
-        title = f"{self.trace.name} on {counted(self.asked.cluster.nodes, 'node')}"
-        draw_curves(panels, file, title=title, across="hours", marks=marks)
+        title = f"{self.trace.name} on {counted(self.replay.cluster.nodes, 'node')}"
+        draw_curves(panels, file, title=title, x_label="hours", marks=marks)
 
 
-def replay_queue(file: Path, asked: Replay, *, columns: str | None = None, told: Told | None = None) -> Replayed:
-    """Play a trace of jobs back on a cluster that keeps nodes for planned jobs, under every policy.
+def replay_queue(
+    file: Path,
+    options: ReplayOptions,
+    *,
+    form: str = "",
+    columns: str | None = None,
+    report: ProgressCallback | None = None,
+) -> Replayed:
+    """Replay a trace of jobs under every policy, on a cluster that reserves nodes for planned jobs.
 
-    file: a table (CSV) of jobs, or Philly's log (JSON). columns: which column holds what, as
-    ``submit=when,gpus=num_gpu``; None: by usual names. Raises JobError, PlacementError and DataError.
+    file: a table (CSV) of jobs, or Philly's log (JSON). form: which published format the file has;
+    "": detected. columns: the column of each field, such as ``submit=when,gpus=num_gpu``. Raises
+    JobError, PlacementError and DataError.
     """
-    policies, settings = find_policies(asked.policies), settings_of(asked.level)
-    asked.check()
-    trace, shape = read_jobs(file, columns), {"copies": asked.copies, "load": asked.load, "window": asked.until}
-    copies_of(trace, gpus=asked.gpus, **shape)  # refused before it takes long
-    if (least := int(trace.gpus.min())) > asked.gpus:
+    policies, settings = find_policies(options.policies), settings_of(options.level)
+    options.check()
+    trace, shape = (
+        read_jobs(file, form, columns),
+        {"copies": options.copies, "load": options.load, "window": options.arrival_window},
+    )
+    copies_of(trace, gpus=options.gpus, **shape)  # refused before it takes long
+    if (least := int(trace.gpus.min())) > options.gpus:
         raise DataError(
-            f"{file}: every job asks for {counted(least, 'GPU')} or more, and the cluster has {asked.gpus:,}. Give "
+            f"{file}: every job asks for {counted(least, 'GPU')} or more, and the cluster has {options.gpus:,}. Give "
             "more nodes, or gpus_per_node."
         )
-    jobs = workload(trace, walk_forward(trace, settings, progress=told), gpus=asked.gpus, **shape)
+    jobs = workload(trace, walk_forward(trace, settings, progress=report), gpus=options.gpus, **shape)
 
-    def played(one: QueuePolicy) -> ReplayOutcome:
+    def played(policy: QueuePolicy) -> ReplayOutcome:
         def progress(share: float) -> None:
-            if told:
-                told(f"{one.name}: {share:.0%}", passing=True)
+            if report:
+                report(f"{policy.name}: {share:.0%}", passing=True)
 
         return replay(
             jobs,
-            asked.cluster,
-            one,
-            asked.planned,
+            options.cluster,
+            policy,
+            options.planned_jobs,
             rules=ReplayRules(
-                delay_late=asked.delay_late,
-                checkpoint=asked.checkpoint,
-                replan=asked.replan,
+                delay_late=options.delay_late,
+                checkpoint=options.checkpoint,
+                replan=options.replan,
                 sample=max(300.0, jobs.window / 2000),
             ),
             progress=progress,
         )
 
     outcomes = [played(one) for one in policies]
-    found = [summary(one, jobs, asked.planned, asked.cluster.nodes, asked.gpus) for one in outcomes]
-    return Replayed(asked=asked, trace=trace, jobs=jobs, policies=found, outcomes=outcomes)
+    found = [summary(one, jobs, options.planned_jobs, options.cluster.nodes, options.gpus) for one in outcomes]
+    return Replayed(replay=options, trace=trace, jobs=jobs, policies=found, outcomes=outcomes)
+
+
+TIME = re.compile(
+    r"\+?(?:(?P<d>\d+(?:\.\d+)?)d)?(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySettings:
+    """Settings of a replay as the user writes them, with times such as ``1d12h``, ``90m``.
+
+    nodes, gpus_per_node, minipod: nodes of the cluster, GPUs per node, and nodes per minipod; the
+    planned job is packed by minipods. reserve: planned jobs, each ``NODES@TIME`` after the replay's
+    start. shape: PP groups times stages of each planned job, ``150x8``, to place it when it is
+    announced; alpha: the weight of its DP groups; price: the score of a node that another job must
+    leave; 0: the node's share of a minipod. spares: spare nodes reserved for each planned job.
+    announce: time from a planned job's announcement to its arrival. planned_for: its run time.
+    zone: files with the nodes of placements, one for each planned job. topology: maps the names of
+    these nodes to numbers. policy: names, separated by commas. overlay, load: copies of the trace,
+    or the share of all GPUs that they request. window: time during which jobs arrive. late: jobs
+    that still run when the planned job is due are preempted, or delay it. checkpoint, replan,
+    level: as in ``ReplayOptions``.
+    """
+
+    nodes: Count = 2000
+    gpus_per_node: Count = 8
+    minipod: Count = 50
+    reserve: Texts = ()
+    announce: str = "4h"
+    planned_for: str = "12h"
+    shape: Texts = ()
+    alpha: Weight = 0.3
+    price: NotNegative = 0.0
+    spares: Natural = 0
+    zone: Texts = ()
+    topology: str = ""
+    policy: str = "all"
+    overlay: Positive | None = None
+    load: Positive | None = None
+    window: str | None = None
+    late: Literal["preempt", "delay"] = "preempt"
+    checkpoint: str = "1h"
+    replan: str = "10m"
+    level: float = 0.9
+
+    def replay(self, on_remarks: Callable[[Remarks], None]) -> ReplayOptions:
+        """Return the replay with these settings. on_remarks: called with remarks on the topology.
+        Raises JobError that names the setting."""
+        window = None if self.window is None else _seconds("window", self.window, positive=True)
+        return ReplayOptions(
+            cluster=ClusterShape(nodes=self.nodes, gpus_per_node=self.gpus_per_node, minipod=self.minipod),
+            planned_jobs=self._planned(on_remarks), policies=self.policy, copies=self.overlay, load=self.load,
+            window=window, delay_late=self.late == "delay", checkpoint=_seconds("checkpoint", self.checkpoint),
+            replan=_seconds("replan", self.replan), level=self.level,
+        )  # fmt: skip
+
+    def _planned(self, remark: Callable[[Remarks], None]) -> list[Planned]:
+        for key, noun in (("zone", "file"), ("shape", "shape")):
+            given = getattr(self, key)
+            if given and len(given) != len(self.reserve):
+                problem = f"{counted(len(given), noun)} for {counted(len(self.reserve), 'planned job')}"
+                raise JobError(problem, key=key, fix="Give one for each of reserve, or none")
+        if self.zone and self.shape:
+            raise JobError("a job whose zone is given is not placed", key="shape", fix="Leave out shape or zone")
+        duration, notice = _seconds("planned_for", self.planned_for, positive=True), _seconds("announce", self.announce)
+        places = node_numbers(self.topology, remark) if self.topology else {}
+        found: list[Planned] = []
+        for at, text in enumerate(self.reserve):
+            count, sign, when = text.partition("@")
+            if not sign or not count.strip().isdigit():
+                raise JobError(f"'{text}' is no NODES@TIME", key="reserve", fix="Write for example 1200@+22h")
+            zone = zone_of(Path(self.zone[at]), places, spares=self.spares > 0) if self.zone else None
+            found.append(Planned(
+                nodes=int(count), arrival=_seconds("reserve", when), notice=notice, duration=duration,
+                spares=self.spares, shape=self._shape(self.shape[at]) if self.shape else None, zone=zone,
+            ))  # fmt: skip
+        return found
+
+    def _shape(self, text: str) -> JobShape:
+        found = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text.strip())
+        if not found or not all(map(int, found.groups())):
+            raise JobError(f"'{text}' is no ROWSxSTAGES", key="shape", fix="Write for example 150x8")
+        return JobShape(rows=int(found[1]), columns=int(found[2]), alpha=self.alpha, price=self.price)
+
+
+def _seconds(key: str, text: str, *, positive: bool = False) -> float:
+    found = TIME.fullmatch(text.strip())
+    if not found or not any(found.groups()):
+        raise JobError(f"'{text}' is no time", key=key, fix="Write for example 4h, 90m or 1d12h")
+    units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+    seconds = sum(float(found[unit] or 0) * size for unit, size in units)
+    if positive and not seconds:
+        raise JobError(f"'{text}' is not allowed", key=key, fix="Allowed: more than 0s")
+    return seconds
+
+
+# ---- zones ----
+
+
+def zone_of(file: Path, node_numbers: dict[str, int], *, spares: bool = False) -> list[int]:
+    """Return the node numbers in a file: a JSON list of numbers or names, a rank table, or a
+    placement with ``hosts``. node_numbers: numbers by name, from a topology. spares: True to append
+    the spares of a placement. Raises JobError for any other content, PlacementError for an invalid
+    rank table."""
+
+    def refuse(why: str | Exception) -> JobError:
+        fix = "Write [0, 1, 2], or give a rank table and its topology"
+        why = why if isinstance(why, str) else reason_of(why)
+        return JobError(f"no JSON list of node numbers: {why}", file=str(file), key="zone", fix=fix)
+
+    try:
+        value: Any = read_json(file)
+    except (OSError, ValueError) as error:
+        raise refuse(error) from None
+    if isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        value, more = list(RankTable.read(file).hosts) if "nodes" in table else table.get("hosts"), table.get("spares")
+        value = [*value, *more] if spares and isinstance(value, list) and isinstance(more, list) else value
+    if not isinstance(value, list):
+        raise refuse("it is no list, and has neither nodes nor hosts")
+    return [_number(node, node_numbers, refuse) for node in cast("list[Any]", value)]
+
+
+def node_numbers(topology: str, on_remarks: Callable[[Remarks], None]) -> dict[str, int]:
+    """Return the number of each of a topology's nodes: minipod after minipod, as in a replay.
+    on_remarks: called with remarks on the topology."""
+    tree, remarks = read_topology(topology)
+    on_remarks(remarks)
+    return {node.name: number for number, node in enumerate(tree.nodes)}
+
+
+def _number(node: Any, places: dict[str, int], refuse: Any) -> int:
+    if isinstance(node, str) and places:
+        if node not in places:
+            raise refuse(f"the topology has no node '{node[:40]}'")
+        return places[node]
+    if not isinstance(node, int) or isinstance(node, bool):
+        why = (
+            "is a name: set topology=FILE, which numbers the names"
+            if isinstance(node, str)
+            else "is no number of a node"
+        )
+        raise refuse(f"{json.dumps(node)[:40]} {why}")
+    return node

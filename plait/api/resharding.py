@@ -4,48 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from plait.core.base.errors import ReshardError
 from plait.core.base.pictures import Bar, Drawing
 from plait.core.base.text import Column, Part, Shown, Table
-from plait.core.reshard.layouts import Reshard, TensorLayout, unit_tasks
-from plait.core.reshard.plan import ReshardPlan
-from plait.plan.reshard import ORDERS, Fabric, even_hosts, mesh_hosts, plan_reshard, problem, search
-from plait.plan.reshard_cost import nics_used
-from plait.plan.reshard_order import ends
-from plait.plan.reshard_unicast import unicast
+from plait.core.reshard.layouts import Reshard, TensorLayout
+from plait.core.reshard.plan import ReshardPlan, TransferMethod
+from plait.plan.reshard.boundary import Fabric, even_hosts, mesh_hosts, plan_reshard
+from plait.plan.reshard.cost import nics_used
 
 MOST_ROWS = 24
-"""Steps of the table for people."""
-MOST_EXACT = 64
-"""Unit tasks up to which the exact search is compared."""
+"""The largest number of steps in the printed table."""
 
 
 @dataclass(frozen=True)
 class ReshardAnswer(Shown):
-    """A plan for one tensor, and the NICs it uses. title: layouts, type, shape and rate."""
+    """A plan for one tensor, and the NICs that it uses. title: layouts, type, shape and rate."""
 
     plan: ReshardPlan
     fabric: Fabric
     title: str = ""
-
-    @cached_property
-    def compared(self) -> dict[str, int]:
-        """Predicted nanoseconds of every order with the plan's ways, and of the published baselines."""
-        plan, fabric = self.plan, self.fabric
-        tasks = unit_tasks(plan.source, plan.destination, plan.shape)
-        sizes = [task.box.elements * plan.itemsize for task in tasks]
-        same = plan.steps[0].way if len({step.way for step in plan.steps}) == 1 else None
-        jobs, _ = problem(tasks, sizes, fabric, same)
-        return {
-            order: ends(jobs, search(jobs, order)) for order in ORDERS if order != "exact" or len(jobs) <= MOST_EXACT
-        } | {
-            "send/recv": unicast(tasks, sizes, fabric, way="send_recv"),
-            "send/recv or all-gather (Alpa)": unicast(tasks, sizes, fabric, way="alpa"),
-        }
 
     @property
     def bars(self) -> list[Bar]:
@@ -64,12 +44,13 @@ class ReshardAnswer(Shown):
         return [bar for *_, bar in sorted(bars, key=lambda entry: entry[:2])]
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan, which ``ReshardPlan.from_dict`` reads, with nanoseconds of other orders."""
+        """Return the plan, which ``ReshardPlan.from_dict`` reads, with predicted nanoseconds."""
         plan = self.plan
-        return plan.to_dict() | {"predicted": plan.predicted, "compared": self.compared, "key": plan.key}
+        return plan.to_dict() | {"predicted": plan.predicted, "key": plan.key}
 
     def parts(self) -> Iterator[Part]:
-        """A row for each step, every NIC's use, predicted seconds against the lower bound, other orders."""
+        """Yield a row for each step, every NIC's use, and predicted seconds against the lower
+        bound."""
         plan = self.plan
         header = (
             "step", "box", Column("MB", ".1f"), "may send", "sends", "receives", "way", "chunks",
@@ -87,20 +68,19 @@ class ReshardAnswer(Shown):
         yield Drawing(self.bars)
         ratio = f", {plan.lower_bound / plan.predicted:.1%} of it by the bound" if plan.predicted else ""
         yield f"predicted {plan.predicted / 1e9:.4f} s; lower bound {plan.lower_bound / 1e9:.4f} s{ratio}"
-        others = ", ".join(f"{name} {nanoseconds / 1e9:.4f} s" for name, nanoseconds in self.compared.items())
-        yield f"orders and baselines: {others}"
 
     def draw(self, file: Path) -> None:
-        """Draw every NIC's use. Raises DataError for a name that is no picture's, OSError."""
+        """Draw every NIC's use. Raises DataError for a file ending that names no picture format;
+        OSError."""
         from plait.api.pictures import draw_gantt
 
         draw_gantt(self.bars, file, title=self.title)
 
 
-def explain_reshard(reshard: Reshard, fabric: Fabric, **how: Any) -> ReshardAnswer:
-    """The plan for one tensor. how: ``order``, the name of a search, and ``way``, one for all unit tasks.
-    Raises ReshardError."""
-    plan = plan_reshard(reshard, fabric, **how)
+def explain_reshard(reshard: Reshard, fabric: Fabric, way: TransferMethod | None = None) -> ReshardAnswer:
+    """Return the plan for one tensor. way: the communication method of all unit tasks; None: chosen
+    for each. Raises ReshardError."""
+    plan = plan_reshard(reshard, fabric, way=way)
     shape = "x".join(map(str, reshard.shape)) or "scalar"
     return ReshardAnswer(plan, fabric, f"{reshard.source} -> {reshard.destination}, {shape}")
 
@@ -109,8 +89,9 @@ def fabric_of(
     source: TensorLayout, destination: TensorLayout, *, rate: float, latency: float = 50e-6, nics_per_host: int = 1,
     ranks_per_host: int | None = None,
 ) -> Fabric:  # fmt: skip
-    """Hosts and NICs of the ranks of two layouts. rate: bytes per second of a NIC, each way. latency: seconds
-    of each message. ranks_per_host: None: each row of a mesh is a host. Raises ReshardError."""
+    """Return hosts and NICs of the ranks of two layouts. rate: bytes per second of a NIC, each way.
+    latency: seconds of each message. ranks_per_host: None: each row of a mesh is a host. Raises
+    ReshardError."""
     if nics_per_host < 1 or (ranks_per_host is not None and ranks_per_host < 1):
         raise ReshardError("nics_per_host and ranks_per_host must be at least 1.")
     if ranks_per_host is not None:
@@ -125,7 +106,7 @@ def fabric_of(
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Ranks with runs of neighbours shortened: 0-3 8."""
+    """Return ranks as text, with consecutive ranks shortened: ``0-3 8``."""
     words: list[str] = []
     start = None
     for rank, following in zip(ranks, (*ranks[1:], None), strict=True):

@@ -1,5 +1,7 @@
-"""Runs of a folder: what each is, how far it has come, where it runs. Everything is read of the run's folder,
-and nothing there is changed; Slurm is asked once, where a run was submitted to it.
+"""Runs in a folder: the state, progress and location of each.
+
+All facts are read from the runs' folders, which are not changed. Slurm is queried once if a run was
+submitted to it.
 """
 
 from __future__ import annotations
@@ -18,22 +20,23 @@ from plait.core.base.text import Column, Part, Shown, Table
 if TYPE_CHECKING:
     from plait.core.runs.attempts import Attempt
     from plait.core.runs.lock import Held
-    from plait.launch.kubernetes_api import KubernetesNamespace
-    from plait.launch.kubernetes_runs import ClusterRun
+    from plait.launch.kubernetes.api import KubernetesNamespace
+    from plait.launch.kubernetes.objects import ClusterRun
 
 STATES = {"finished": "ended", "stopped": "stopped", "failed": "failed", "cut off": "lost", "running": "lost"}
-"""Of a run that nobody keeps going, by how its last attempt is told: one that still says that it runs has
-lost its launcher."""
-MARKS = ("plan.json", "attempts.jsonl", "lock.json")
-"""Files by which a run's folder is known."""
+"""The state of a run without a launcher, by the outcome of its last attempt. A run that is recorded
+as running has lost its launcher."""
+RUN_FILES = ("plan.json", "attempts.jsonl", "lock.json")
+"""Files that identify a run's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run. state: ``running``, ``waiting`` (in Slurm's queue), ``ended``, ``stopped`` by a wish,
-    ``failed``, ``lost`` (its launcher is gone), ``new`` (never started), ``unknown``. job: the model. step,
-    steps, loss: None where nobody knows. started: the last start, seconds since 1970. pid: of the launcher,
-    where that means something here. slurm: jobs of Slurm that are the run, and have not ended."""
+    """A run. state: ``running``, ``waiting`` (in Slurm's queue), ``ended``, ``stopped`` (on
+    request), ``failed``, ``lost`` (its launcher is gone), ``new`` (never started), ``unknown``.
+    job: the model. step, steps, loss: None if unknown. started: the last start, seconds since 1970.
+    pid: the launcher's, if it is a process of this host. slurm: Slurm jobs of the run that have not
+    ended."""
 
     name: str
     folder: Path
@@ -50,26 +53,26 @@ class RunView:
     slurm: tuple[str, ...] = ()
 
     @property
-    def going(self) -> bool:
-        """Whether somebody keeps it going, or will."""
+    def is_active(self) -> bool:
+        """True if the run is running, or waits for Slurm to start it."""
         return self.state in ("running", "waiting")
 
 
 @dataclass(frozen=True)
 class RunList(Shown):
-    """Runs of a folder. notes: what could not be looked at."""
+    """Runs of a folder. notes: sentences on what could not be read."""
 
     folder: Path
     runs: Sequence[RunView]
     notes: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """All values of every run."""
+        """Return all values of every run."""
         runs = [asdict(one) | {"folder": str(one.folder)} for one in self.runs]
-        return {"version": 1, "folder": str(self.folder), "runs": runs, "notes": list(self.notes)}
+        return {"folder": str(self.folder), "runs": runs, "notes": list(self.notes)}
 
     def parts(self) -> Iterator[Part]:
-        """A line a run, and why those that failed did."""
+        """Yield a line for each run, and the reasons of runs that failed."""
         header = ("run", "job", "state", Column("step", none="?"), Column("of", none="?"), Column("loss", ".4g"),
                   Column("ranks", none="?"), "started", "where")  # fmt: skip
         rows = [
@@ -90,7 +93,7 @@ class RunList(Shown):
             yield Table(f"Runs in {self.folder}", header, rows)
         else:
             yield f"There are no runs in {self.folder}."
-        yield from (f"{one.name} {one.state}: {one.why}" for one in self.runs if one.why and not one.going)
+        yield from (f"{one.name} {one.state}: {one.why}" for one in self.runs if one.why and not one.is_active)
         yield from self.notes
 
 
@@ -107,8 +110,8 @@ def _since(started: float | None) -> str:
 
 
 def list_runs(folder: Path | str = "runs") -> RunList:
-    """The runs of a folder, the one that was started last at the end; of a run's own folder that one. Raises
-    JobError for a folder that is not there, or may not be looked into."""
+    """Return the runs of a folder, the one started last at the end; for a run's own folder, this
+    run. Raises JobError for a folder that does not exist or cannot be read."""
     folder = Path(folder)
     names = [folder] if is_run(folder) else sorted(_inside(folder))
     queued, notes = _queued(names)
@@ -125,16 +128,16 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was begun there."""
+    """Return True if the folder is a run's folder."""
     try:
-        return folder.is_dir() and any((folder / name).is_file() for name in MARKS)
+        return folder.is_dir() and any((folder / name).is_file() for name in RUN_FILES)
     except OSError:
         return False
 
 
 def find_run(word: str, folder: Path | str = "runs") -> Path:
-    """The folder of a run that is named by its path, or by its name in ``folder``. Raises JobError where
-    there is none, and where both are and differ."""
+    """Return the folder of a run, given by its path or by its name in ``folder``. Raises JobError
+    if neither exists, or if both exist and differ."""
     path, named = Path(word), Path(folder) / word
     found = [one for one in (path, named) if is_run(one)]
     if len(found) == 2 and not path.samefile(named):
@@ -149,8 +152,8 @@ def find_run(word: str, folder: Path | str = "runs") -> Path:
 
 
 def _queued(folders: Sequence[Path]) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Slurm's queue, if a run was submitted to it; a note where it does not answer."""
-    from plait.launch import slurm
+    """Return Slurm's queue if a run was submitted to Slurm, and a note if Slurm does not answer."""
+    from plait.launch.slurm import commands as slurm
 
     if not any((one / slurm.SCRIPT).is_file() for one in folders):
         return [], []
@@ -161,17 +164,18 @@ def _queued(folders: Sequence[Path]) -> tuple[list[tuple[str, Path]], list[str]]
 
 
 def view_run(folder: Path, queued: Sequence[tuple[str, Path]] | None = None) -> RunView:
-    """A run, as its folder tells it, also one that is damaged. queued: of Slurm; it is asked if None."""
+    """Return a run as its folder records it, even if the folder is damaged. queued: Slurm's queue;
+    None: it is queried."""
     from plait.core.runs.attempts import read_attempts
     from plait.core.runs.history import last_metrics, newest_checkpoint
-    from plait.core.runs.lock import who_holds
-    from plait.launch.slurm import jobs_of
+    from plait.core.runs.lock import lock_state
+    from plait.launch.slurm.commands import jobs_of
 
     queued = _queued([folder])[0] if queued is None else queued
     unreadable, held, why = list[bytes](), None, ""
     attempts = read_attempts(folder, unreadable)
     with suppress(OSError):
-        held = who_holds(folder)
+        held = lock_state(folder)
     last, jobs = attempts[-1] if attempts else None, tuple(jobs_of(folder, queued))
     state = _state(last, held, jobs, damaged=bool(unreadable))
     metrics = last_metrics(folder / "metrics.jsonl")
@@ -203,7 +207,7 @@ def _state(last: Attempt | None, held: Held | None, jobs: Sequence[str], *, dama
 
 
 def _where(last: Attempt | None, held: Held | None, jobs: Sequence[str], folder: Path) -> str:
-    """Where it runs, or ran last."""
+    """Return where the run runs, or ran last."""
     from plait.core.topology.hostlist import fold
 
     holder = held.holder if held and held.alive else None
@@ -220,7 +224,7 @@ def _where(last: Attempt | None, held: Held | None, jobs: Sequence[str], folder:
 
 
 def _job(folder: Path) -> tuple[str, int | None]:
-    """The model in a word, and how many steps the run is to have."""
+    """Return the model in a word, and the total number of steps."""
     from plait.core.job.spec import Job
 
     try:
@@ -236,40 +240,43 @@ def _job(folder: Path) -> tuple[str, int | None]:
 
 
 def namespace(on: str) -> KubernetesNamespace | None:
-    """The namespace that ``--on`` names; None for runs whose folders are here. Raises JobError."""
+    """Return the namespace that ``--on`` names; None for runs whose folders are on this machine.
+    Raises JobError."""
     place, _, name = on.partition(":")
     if on == "local":
         return None
     if place != "kubernetes":
         fix = "Use local (also for runs under Slurm, by their folder), kubernetes or kubernetes:NAMESPACE"
         raise JobError(f"'{on}' has no list of runs", key="--on", fix=fix)
-    from plait.launch.kubernetes_api import KubernetesNamespace
+    from plait.launch.kubernetes.api import KubernetesNamespace
 
     return KubernetesNamespace("", name, patience=10.0)
 
 
 @dataclass(frozen=True)
 class ClusterRuns(Shown):
-    """Runs of a namespace."""
+    """Runs of a Kubernetes namespace."""
 
-    where: str
+    namespace_name: str
     runs: Sequence[ClusterRun]
 
     def to_dict(self) -> dict[str, Any]:
-        """All values of every run."""
-        return {"version": 1, "namespace": self.where, "runs": [asdict(one) for one in self.runs]}
+        """Return all values of every run."""
+        return {"namespace": self.namespace_name, "runs": [asdict(one) for one in self.runs]}
 
     def parts(self) -> Iterator[Part]:
-        """A line a run."""
+        """Yield a line for each run."""
         if not self.runs:
-            yield f"There are no runs in the namespace {self.where}."
+            yield f"There are no runs in the namespace {self.namespace_name}."
             return
         rows = [(one.name, one.kind, one.state, one.pods, one.started) for one in self.runs]
-        yield Table(f"Runs in the namespace {self.where}", ("run", "kind", "state", Column("pods"), "created"), rows)
+        yield Table(
+            f"Runs in the namespace {self.namespace_name}", ("run", "kind", "state", Column("pods"), "created"), rows
+        )
 
 
 def cluster_runs(cluster: KubernetesNamespace) -> ClusterRuns:
-    """Those of a namespace. Raises LaunchError."""
-    from plait.launch.kubernetes_runs import runs_in
+    """Return the runs of a Kubernetes namespace. Raises LaunchError."""
+    from plait.launch.kubernetes.objects import runs_in
 
     return ClusterRuns(cluster.namespace, runs_in(cluster))

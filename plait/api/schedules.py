@@ -1,4 +1,4 @@
-"""Pipeline schedules: what one costs before anything runs, drawn over time."""
+"""Pipeline schedules: their cost before a run, and their ops drawn over time."""
 
 from __future__ import annotations
 
@@ -10,33 +10,36 @@ from typing import Any
 from plait.core.base.errors import ScheduleError
 from plait.core.base.pictures import Drawing
 from plait.core.base.text import Column, Part, Shown, Table
-from plait.core.step.clock.dry_run import DryRun, PipelineCosts, Transfers, dry_run, peak_activations, rank_peaks
+from plait.core.step.clock.pipeline_clock import DryRun, PipelineCosts, Transfers, dry_run, peak_activations, rank_peaks
 from plait.core.step.schedule import Edge, Schedule, with_edges
-from plait.core.step.schedules import GENERATORS, Known, Shape, closed_form, enough_slack, find_schedule
+from plait.core.step.schedules import GENERATORS, ClosedFormResult, Shape, closed_form, enough_slack, find_schedule
 
 __all__ = ["ScheduleAnswer", "Shape", "show_schedule"]
 
 MOST = 20_000
-"""Forward passes of a schedule that is shown: larger ones take long, and no picture has room for them."""
+"""The largest number of forward passes of a schedule that is shown: larger schedules take long, and
+no picture has room for them."""
 
 
 @dataclass(frozen=True)
 class ScheduleAnswer(Shown):
-    """A schedule in time. known: its bubble and live activations by formula; None for a hand-written one."""
+    """A simulated schedule. closed_form_costs: its bubble and live activations by formula; None for
+    a hand-written schedule."""
 
     run: DryRun
-    known: Known | None
+    closed_form_costs: ClosedFormResult | None
 
     @property
     def title(self) -> str:
-        """Name and sizes."""
+        """The schedule's name and sizes."""
         schedule = self.run.schedule
         sizes = f"{len(schedule.ranks)} ranks, {schedule.num_stages} stages, {schedule.num_micro_batches} micro-batches"
         return f"{schedule.name}: {sizes}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Ops of every rank, when each runs, the step's time, idle time and live activations."""
-        run, known = self.run, self.known
+        """Return the ops of every rank with their times, the step's time, idle time and live
+        activations."""
+        run, known = self.run, self.closed_form_costs
         return {
             "name": run.schedule.name,
             "edges": run.schedule.edges,
@@ -50,8 +53,8 @@ class ScheduleAnswer(Shown):
         }
 
     def parts(self) -> Iterator[Part]:
-        """Ops over time, a row for each rank, the step's time."""
-        schedule, known = self.run.schedule, self.known
+        """Yield ops over time, a row for each rank, and the step's time."""
+        schedule, known = self.run.schedule, self.closed_form_costs
         yield Table(self.title)
         yield Drawing(self.run.bars())
         if len(schedule.ranks) < schedule.num_stages:
@@ -68,28 +71,30 @@ class ScheduleAnswer(Shown):
         yield f"time of the step {self.run.makespan:g}; longest idle {self.run.bubble():g}{words}"
 
     def draw(self, file: Path) -> None:
-        """Draw it over time. Raises DataError for a name that is no picture's, OSError."""
+        """Draw the schedule over time. Raises DataError for a file ending that names no picture
+        format; OSError."""
         from plait.api.pictures import draw_gantt
 
         draw_gantt(self.run.bars(), file, title=self.title, unit="units of the costs")
 
 
 def show_schedule(
-    name: str, shape: Shape, passes: tuple[float, float, float] = (1.0, 1.0, 1.0), travels: Sequence[float] = (0.0,),
-    skips: Sequence[Edge] = (), transfers: Transfers = "buffered",
+    name: str, shape: Shape, passes: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    transfer_times: Sequence[float] = (0.0,), skip_edges: Sequence[Edge] = (), transfers: Transfers = "buffered",
 ) -> ScheduleAnswer:  # fmt: skip
-    """A schedule, simulated.
+    """Simulate a schedule.
 
-    name: of a generator, or a file with a hand-written one. shape: ranks, micro-batches, stages of a rank,
-    slack; without slack ``slack-1f1b`` takes what hides the transfers. passes: time of one micro-batch on one
-    stage: forward, input gradient, weight gradient. travels: one way over every boundary between stages, or
-    one time for all. skips: edges between stages besides the chain. transfers: how they start. Raises
+    name: of a generator, or a file with a hand-written schedule. shape: ranks, micro-batches,
+    stages per rank, slack; without slack, ``slack-1f1b`` takes the slack that hides the transfers.
+    passes: the time of one micro-batch on one stage, in any unit: forward, input gradient, weight
+    gradient. transfer_times: the one-way time over every boundary between stages, or one time for
+    all. skip_edges: edges between stages besides the chain. transfers: how they start. Raises
     ScheduleError.
     """
     if name in GENERATORS:
         _check_size(shape)
     if name == "slack-1f1b" and not shape.slack:
-        slack = enough_slack([sum(passes)] * shape.ranks, _each(travels, shape.ranks - 1))
+        slack = enough_slack([sum(passes)] * shape.ranks, _each(transfer_times, shape.ranks - 1))
         shape = Shape(ranks=shape.ranks, micro_batches=shape.micro_batches, chunks=shape.chunks, slack=slack)
     schedule, made = find_schedule(name, shape)
     count = sum(op.computes and op.work.forward for ops in schedule.ranks for op in ops)
@@ -98,9 +103,9 @@ def show_schedule(
             f"{name}: {count} forward passes; at most {MOST} are shown. Leave out micro-batches: after the warm-up "
             "every one is like the one before."
         )
-    if skips and made:
-        schedule = with_edges(schedule, [*schedule.edges, *skips])
-    run = dry_run(schedule, _costs(schedule, passes, travels), transfers)
+    if skip_edges and made:
+        schedule = with_edges(schedule, [*schedule.edges, *skip_edges])
+    run = dry_run(schedule, _costs(schedule, passes, transfer_times), transfers)
     return ScheduleAnswer(run, closed_form(name, made, *passes) if made else None)
 
 
@@ -112,7 +117,8 @@ def _costs(schedule: Schedule, passes: Sequence[float], travels: Sequence[float]
 
 
 def _each(travels: Sequence[float], boundaries: int) -> list[float]:
-    """A time for every boundary between stages. Raises ScheduleError for another number of them."""
+    """Return a time for every boundary between stages. Raises ScheduleError for another number of
+    times, and for negative times."""
     if len(travels) not in (1, boundaries) or min(travels) < 0:
         given = ",".join(f"{one:g}" for one in travels)
         problem = f"one number is expected, or {boundaries} with commas between them, none below 0"
@@ -121,7 +127,7 @@ def _each(travels: Sequence[float], boundaries: int) -> list[float]:
 
 
 def _check_size(shape: Shape) -> None:
-    """Raise ScheduleError for more than can be shown."""
+    """Raise ScheduleError for more forward passes than can be shown."""
     each, passes = shape.num_stages, shape.num_stages * shape.micro_batches
     if passes <= MOST:
         return

@@ -1,6 +1,5 @@
-"""Costs of spreading groups of ranks over minipods: collectives are measured, and a job is timed in
-several placements.
-"""
+"""Costs of spreading groups of ranks over minipods: measured collectives, and a job's step times by
+placement."""
 
 from __future__ import annotations
 
@@ -21,19 +20,20 @@ from plait.core.base.text import Column, Part, Shown, Table
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
-    from plait.api.placing import Placing
-    from plait.core.cluster.placement_profile import Order, PlacedJob, PlacementProfile, Steps
+    from plait.api.placing import PlacementRequest
+    from plait.core.cluster.network import Order, PlacedJob, PlacementProfile, Steps
 
 TIMEOUT = 600.0
 """Seconds that a rank may be silent."""
 WARM = 2
-"""Steps of a run that are left out."""
+"""The number of a run's first steps that are left out."""
 FEWEST_STEPS = WARM + 3
 MOST_DRAWN = 64
-"""Random orders that are looked at for one that keeps neither kind of group together."""
+"""The largest number of random orders that are tried for an order that keeps neither kind of group
+together."""
 
 
-KEPT = {"dp": "DP groups in minipods", "pp": "PP groups in minipods", "random": "random"}
+ORDER_LABELS = {"dp": "DP groups in minipods", "pp": "PP groups in minipods", "random": "random"}
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,12 @@ class SpreadAnswer(Shown):
     profile: PlacementProfile
 
     def to_dict(self) -> dict[str, Any]:
-        """The profile as its file has it."""
+        """Return the profile as in its file."""
         return json.loads(self.profile.to_json())
 
     def parts(self) -> Iterator[Part]:
-        """Tables of collectives by spread, of two jobs side by side, and of a job's steps by placement."""
+        """Yield tables of collectives by spread, of two concurrent jobs, and of a job's steps by
+        placement."""
         found, machine = self.profile, self.profile.machine
         pods = machine.ranks // machine.ranks_per_node // found.nodes_per_minipod
         header = (
@@ -56,7 +57,7 @@ class SpreadAnswer(Shown):
         )  # fmt: skip
         rows = [
             (one.kind, one.group.ranks, one.group.minipods, one.latency * 1e6, one.points[-1].bytes / 2**20,
-             one.points[-1].seconds * 1e3, one.bandwidth / 1e6, one.saturates / 2**20)
+             one.points[-1].seconds * 1e3, one.bandwidth / 1e6, one.saturation_bytes / 2**20)
             for one in sorted(found.collectives, key=lambda one: (one.kind, one.group.ranks, one.group.minipods))
         ]  # fmt: skip
         title = f"{machine.name}: {machine.ranks} ranks in {pods} minipods, {machine.backend}, {found.date}"
@@ -78,7 +79,7 @@ class SpreadAnswer(Shown):
             name = f"steps of {job.name}"[:30]
             header = (name, "dp over", "pp over", Column("s", ".3g"), Column("gain", "+.1%", none=""))
             rows = [
-                (KEPT[one.order], one.dp_spread, one.pp_spread, statistics.median(one.seconds),
+                (ORDER_LABELS[one.order], one.dp_spread, one.pp_spread, statistics.median(one.seconds),
                  None if one.order == "random" else job.gain(one.order))
                 for one in job.steps
             ]  # fmt: skip
@@ -86,7 +87,8 @@ class SpreadAnswer(Shown):
         yield ""
 
     def draw(self, file: Path) -> None:
-        """Draw bandwidth by size, a panel for each kind, a line for each size of groups and spread."""
+        """Draw bandwidth by size: a panel for each kind of collective, a line for each group size
+        and spread."""
         from plait.api.pictures import draw_curves
         from plait.core.base.pictures import PlotCurve
         from plait.core.cluster.profile import wire_share
@@ -98,17 +100,17 @@ class SpreadAnswer(Shown):
             points = [(log2(p.bytes), p.bytes * share / p.seconds / 1e6) for p in one.points]
             panels.setdefault(f"{one.kind}, MB/s", []).append(PlotCurve(name, points))
         title = f"Collectives by spread: {self.profile.machine.name}"
-        draw_curves(list(panels.items()), file, title=title, across="log2 of bytes")
+        draw_curves(list(panels.items()), file, title=title, x_label="log2 of bytes")
 
     def with_job(self, job: PlacedJob) -> SpreadAnswer:
-        """The same with a job's steps by placement."""
+        """Return the answer with a job's steps by placement."""
         return SpreadAnswer(self.profile.model_copy(update={"job": job}))
 
     @property
     def own_affinity(self) -> Path | None:
-        """The user's own file of profiled jobs, if a row of it follows from what was measured; else None."""
-        from plait.core.cluster.placement_profile import affinity_row
-        from plait.place.affinity import own_rows
+        """The user's own file of profiled jobs, if the measurements give a row of it; else None."""
+        from plait.core.cluster.network import affinity_row
+        from plait.place.solve.affinity import own_rows
 
         try:
             affinity_row(self.profile)
@@ -117,8 +119,9 @@ class SpreadAnswer(Shown):
         return own_rows()
 
     def append_affinity(self, file: Path) -> None:
-        """Append the job's row to a file of profiled jobs. Raises JobError without one, LaunchError."""
-        from plait.core.cluster.placement_profile import affinity_row
+        """Append the job's row to a file of profiled jobs. Raises JobError if no job was measured,
+        LaunchError if the file cannot be written."""
+        from plait.core.cluster.network import affinity_row
 
         row = affinity_row(self.profile)
         with explained(f"{file} cannot be written", fix="Choose another with --affinity"):
@@ -127,8 +130,8 @@ class SpreadAnswer(Shown):
                 end.write(row)
 
     def write_network(self, file: Path) -> None:
-        """Write what spreading costs, as ``place.network`` takes it. Raises LaunchError."""
-        from plait.core.cluster.placement_profile import network_file
+        """Write the costs of spreading as a file for ``place.network``. Raises LaunchError."""
+        from plait.core.cluster.network import network_file
 
         with explained(f"{file} cannot be written", fix="Choose another with --network"):
             file.write_text(network_file(self.profile))
@@ -137,27 +140,27 @@ class SpreadAnswer(Shown):
 def profile_spread(
     out: Path, place: LaunchTarget, nodes_per_minipod: int, ranks: int | None, seconds: float, *, quiet: bool
 ) -> SpreadAnswer | int:
-    """Measure collectives by the number of minipods that groups spread over, with ranks that write to
-    ``out``. Returns the exit status of ranks that have failed. ranks: how many, for a place that does not
-    say. Raises JobError."""
-    from plait.api.ranks import Ranks
-    from plait.core.cluster.placement_profile import PlacementProfile
+    """Measure collectives by the number of minipods that groups spread over, with ranks that write
+    to ``out``. Return the exit status of ranks that fail. ranks: their number, if the launch target
+    does not fix it. Raises JobError."""
+    from plait.api.ranks import RankSet
+    from plait.core.cluster.network import PlacementProfile
 
     if not 5 <= seconds < 1e6:
         raise JobError(f"{seconds:g} is not allowed", key="seconds", fix="Allowed: at least 5")
-    world = place.world or ranks
+    world = place.world_size or ranks
     if world is None:
-        raise JobError("has no number of ranks", key="--on", fix="Give it with world_size=N")
+        raise JobError("does not fix the number of ranks", key="--on", fix="Set world_size=N")
     pod = nodes_per_minipod or (place.lab.hosts // place.lab.pods if place.lab else 0)
     if place.lab and (place.lab.hosts == pod or pod < 1 or place.lab.hosts % pod):
         fix = "Use several minipods, such as lab:4x1@1gbit,2pods@300mbit"
-        raise JobError(f"has no several minipods of {pod} hosts", key="--on", fix=fix)
+        raise JobError(f"is not divided into several minipods of {pod} hosts", key="--on", fix=fix)
     arguments = ["--placement", "--out", str(out.absolute()), "--seconds", str(seconds)]
     arguments += ["--nodes-per-minipod", str(pod), *(["--quiet"] if quiet else [])]
     logs = out.with_name(f"{out.name}.logs")
     with explained(f"{logs} cannot be made", fix="Choose another with --out"):
         logs.mkdir(parents=True, exist_ok=True)
-    status = place.run(Ranks(module=programs.PROFILER, arguments=arguments, world=world, logs=logs, timeout=TIMEOUT))
+    status = place.run(RankSet(module=programs.PROFILER, arguments=arguments, world=world, logs=logs, timeout=TIMEOUT))
     if status:
         return status
     shutil.rmtree(logs, ignore_errors=True)
@@ -165,12 +168,13 @@ def profile_spread(
 
 
 def time_by_placement(
-    file: Path, on: str, topology: str, *, rounds: int, seed: int, said: Callable[[str], None] | None = None
+    file: Path, on: str, topology: str, *, rounds: int, seed: int, report: Callable[[str], None] | None = None
 ) -> PlacedJob:
-    """The job's steps with DP groups in minipods, PP groups in minipods, and neither; in turns. said: takes a
-    line before each run. Raises JobError and what a run raises."""
+    """Return the job's step times with DP groups in minipods, with PP groups in minipods, and with
+    neither; the orders take turns. report: called with a line before each run. Raises JobError and
+    the errors of a run."""
     from plait.api.placing import plan_of, volumes_of
-    from plait.core.cluster.placement_profile import PlacedJob
+    from plait.core.cluster.network import PlacedJob
     from plait.core.job.communication import CommunicationMatrix
 
     plan, _, _, _ = plan_of(file, [])
@@ -182,8 +186,8 @@ def time_by_placement(
     for number in range(rounds):
         shift = number % len(orders)
         for one in (*orders[shift:], *orders[:shift]):
-            if said:
-                said(f"round {number + 1} of {rounds}: {file.stem} in order {one.order}")
+            if report:
+                report(f"round {number + 1} of {rounds}: {file.stem} in order {one.order}")
             taken[one.order].append(_run(file, on, one.hosts, each))
     mean = matrix.mean
     return PlacedJob(
@@ -194,19 +198,20 @@ def time_by_placement(
 
 
 def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
-    """Orders of nodes that are compared, and the ranks of a node. Aligned orders are those of ``plait place``
-    at alpha 1 and 0; of random ones the first that spreads both kinds of groups, where one is found."""
+    """Return the orders of nodes that are compared, and ranks per node. Aligned orders are computed
+    by ``plait place`` at alpha 1 and 0. The random order is the first draw that spreads both kinds
+    of groups; the last draw if none does."""
     import random
 
-    from plait.api.placing import Placing, place_job
-    from plait.core.cluster.placement_profile import Steps
+    from plait.api.placing import PlacementRequest, place_job
+    from plait.core.cluster.network import Steps
 
     found: list[Steps] = []
     kept: tuple[tuple[str, ...], int] = ((), 1)
-    asked: Placing | None = None
+    asked: PlacementRequest | None = None
     aligned: tuple[tuple[Order, float], ...] = (("dp", 1.0), ("pp", 0.0))
     for order, alpha in aligned:
-        asked = Placing(job=file, topology=topology, overrides=[f"place.alpha={alpha}"])
+        asked = PlacementRequest(job=file, topology=topology, overrides=[f"place.alpha={alpha}"])
         one = place_job(asked).placement
         kept = one.hosts, one.ranks_per_node
         found.append(
@@ -226,12 +231,12 @@ def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
     return [*found, drawn], kept[1]
 
 
-def _spreads(asked: Placing, hosts: Sequence[str]) -> tuple[int, int]:
-    """Minipods of the most spread DP group and PP group."""
+def _spreads(request: PlacementRequest, hosts: Sequence[str]) -> tuple[int, int]:
+    """Return the minipods of the most spread DP group and PP group."""
     from plait.core.job.communication import columns_of, rows_of
 
-    heights, block = asked.problem.heights, asked.problem.nodes_per_cell
-    pods = [asked.spots[host].minipod for host in hosts]
+    heights, block = request.problem.heights, request.problem.nodes_per_cell
+    pods = [request.spots[host].minipod for host in hosts]
     cells = [pods[at : at + block] for at in range(0, len(pods), block)]
     dp, pp = (
         max(len({pod for cell in group for pod in cells[cell]}) for group in groups)
@@ -241,20 +246,20 @@ def _spreads(asked: Placing, hosts: Sequence[str]) -> tuple[int, int]:
 
 
 def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
-    """Train in that order; the median step."""
-    from plait.api.measuring import of_whole_batches
+    """Train with this order of nodes; return the median seconds per step."""
     from plait.api.places import place_of, with_table
+    from plait.api.planning import without_batch_rampup
     from plait.api.training import prepare, run_plan
     from plait.core.base.errors import LaunchError
     from plait.core.topology.rank_table import RankTable
-    from plait.plan.recorded import read_seconds
+    from plait.plan.calibrate.recorded import read_seconds
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         RankTable(tuple(hosts), each).write(Path(name) / "table.json")
         place = with_table(place_of(on), Path(name) / "table.json")
         settings = [f"run.folder={name}", "run.name=run", "train.checkpoint_every=0", "train.eval_every=0"]
-        plan = of_whole_batches(prepare(file, settings, place, refuse=False).plan)
+        plan = without_batch_rampup(prepare(file, settings, place, check_memory=False).plan)
         status = run_plan(plan, folder, place, silent=True)
         if status:
             logs = " ".join(one.read_text()[-1000:] for one in sorted((folder / "logs").glob("*"))[:1])

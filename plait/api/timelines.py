@@ -1,4 +1,5 @@
-"""A run's timeline: in few numbers, as a trace for other tools, beside a plan's or another run's."""
+"""A run's timeline: its summary, its export as a trace for other tools, and its comparison with a
+plan or another run."""
 
 from __future__ import annotations
 
@@ -8,51 +9,53 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.text import Column, Part, Shown, Table
 
 if TYPE_CHECKING:
     from plait.core.record.exposure import Exposure
-    from plait.diagnose.compare import Comparison, Unmatched
-    from plait.diagnose.reading import RecordedRun
-    from plait.diagnose.recording import Recording
-    from plait.diagnose.summary import TimelineSummary
+    from plait.diagnose.measured.compare import Comparison, Unmatched
+    from plait.diagnose.measured.reading import RecordedRun
+    from plait.diagnose.measured.recording import Recording
+    from plait.diagnose.series import TimelineSummary
 
 COMPARED = 50
-"""Steps that are compared, the last ones."""
+"""The number of steps that are compared, the last ones."""
 EXPORTED = 3
-"""Steps of a trace unless others are asked for, the last ones."""
+"""The number of steps in a trace if the caller names none, the last ones."""
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}"
 
 
-def _exposed(found: Exposure, waited: float | None = None) -> str:
-    """``17.3 ms a step: exposed 11.6 ms (5.0 ms of it in waits), hidden 33%``."""
+def _exposed(exposure: Exposure, waited: float | None = None) -> str:
+    """Return text such as ``17.3 ms a step: exposed 11.6 ms (5.0 ms of it in waits), hidden
+    33%``."""
     waits = f" ({waited * 1e3:.1f} ms of it in waits)" if waited is not None else ""
-    return (
-        f"{found.total * 1e3:.1f} ms a step: exposed {found.exposed * 1e3:.1f} ms{waits}, hidden {found.fraction:.0%}"
-    )
+    exposed = f"exposed {exposure.exposed * 1e3:.1f} ms{waits}, hidden {exposure.fraction:.0%}"
+    return f"{exposure.total * 1e3:.1f} ms a step: {exposed}"
 
 
 @dataclass(frozen=True)
 class RunTimeline(Shown):
-    """The measured timeline of a run that was read, of steps with batches of one size."""
+    """The measured timeline of a run, for steps with batches of one size."""
 
     run: Path
-    read: RecordedRun
+    recorded: RecordedRun
 
     @cached_property
     def summary(self) -> TimelineSummary:
-        """Its numbers."""
-        from plait.diagnose.summary import summarise
+        """The figures of the timeline."""
+        from plait.diagnose.series import summarise
 
-        return summarise(self.read.alike.recording)
+        return summarise(self.recorded.uniform.recording)
 
     def to_dict(self) -> dict[str, Any]:
-        """Seconds of a rank's mean step by kind, communication and how much of it was hidden: over all ranks,
-        and by ``hidden_of_rank_0`` of the one that ``metrics.jsonl`` is about. Steps count from 0."""
+        """Return seconds of a rank's mean step by kind, and communication with its hidden share:
+        over all ranks, and as ``hidden_of_rank_0`` of rank 0, which ``metrics.jsonl`` describes.
+        Steps count from
+        0."""
         found = self.summary
 
         def rows(seconds: str) -> list[dict[str, Any]]:
@@ -72,20 +75,21 @@ class RunTimeline(Shown):
             "communication": {**found.hidden._asdict(), "waited": found.waited},
             "communication_of_all": found.hidden_of_all and found.hidden_of_all._asdict(),
             "per_step": rows("seconds"),
-            "per_step_of_all": rows("of_all"),
+            "per_step_of_all": rows("all_steps"),
             "hidden_by_step": [{"first": g.first, "last": g.last, "hidden": g.hidden.fraction} for g in found.trend],
             "slowest": [one._asdict() for one in found.slowest],
             "notes": list(self.notes),
-            "passed_over": self.read.passed_over.rows(),
+            "passed_over": self.recorded.passed_over.rows(),
         }
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on the run's files, and on which of its steps these are."""
-        return (*self.read.notes, *filter(None, (self.read.alike.note,)))
+        """Sentences on the run's files, and on which of its steps the timeline covers."""
+        return (*self.recorded.notes, *filter(None, (self.recorded.uniform.note,)))
 
     def parts(self) -> Iterator[Part]:
-        """Milliseconds by kind over the steps whose spans are kept, and over all; hidden communication."""
+        """Yield milliseconds by kind over the steps whose spans are kept, and over all steps;
+        hidden communication."""
         found = self.summary
         yield from self.notes
         sets = [f"{word}: over steps {_steps(steps[0], steps[-1])}"
@@ -93,7 +97,7 @@ class RunTimeline(Shown):
         title = f"{self.run}: ms of a rank's mean step; {', '.join(sets)}"
         yield Table(title, ("what", "where", "direction", Column("last", _ms), Column("all", _ms)), found.whats)
         if found.hidden.fraction is not None:
-            yield f"communication {_exposed(found.hidden, found.waited)}{_of_whom(found)}"
+            yield f"communication {_exposed(found.hidden, found.waited)}{_ranks_note(found)}"
         if found.hidden_of_all and found.hidden_of_all.fraction is not None and found.every != found.last:
             yield f"over all steps: {_exposed(found.hidden_of_all)}"
         if len(found.trend) > 1 and found.hidden.fraction is not None:
@@ -104,19 +108,20 @@ class RunTimeline(Shown):
             yield f"slowest steps: {', '.join(slow)}"
 
     def against(self, other: Path | str) -> TimelineComparison:
-        """The run beside a plan (``plan.json``), as predicted, or beside another run's folder.
+        """Compare the run with a plan's prediction (``plan.json``), or with another run's folder.
 
-        Raises JobError for a plan that the run has not obeyed, DataError for files that cannot be read.
+        Raises JobError for a plan that the run has not obeyed, DataError for files that cannot be
+        read.
         """
-        from plait.diagnose.compare import UNMEASURED, compare
-        from plait.diagnose.reading import last_steps, of_one_size, planned_kinds, read_timeline
+        from plait.diagnose.measured.compare import UNMEASURED, compare
+        from plait.diagnose.measured.reading import last_steps, planned_kinds, read_timeline, uniform_batches
 
-        other, over = Path(other), PassedOver()
-        tables = of_one_size(read_timeline(self.run), self.run)
+        other, over = Path(other), IgnoredInput()
+        tables = uniform_batches(read_timeline(self.run), self.run)
         recent, notes = last_steps(tables.spans, COMPARED), [*tables.notes]
         over.add(tables.passed_over)
         if other.is_dir():
-            there = of_one_size(read_timeline(other), other)
+            there = uniform_batches(read_timeline(other), other)
             notes += [f"{other}: {note}" for note in there.notes]
             over.add(there.passed_over, str(other))
             joined, planned = compare(there.spans, recent, timed=None), False
@@ -130,18 +135,19 @@ class RunTimeline(Shown):
 
 @dataclass(frozen=True)
 class TimelineComparison(Shown):
-    """Two timelines joined. predicted: whether the other one is a plan's. notes: sentences on files and on
-    the plan. over: what readers passed over."""
+    """A comparison of two timelines. predicted: True if the other timeline is a plan's. notes:
+    sentences on files and on the plan. over: input that readers ignored."""
 
     run: Path
     other: Path
     result: Comparison
     predicted: bool
     notes: Sequence[str]
-    over: PassedOver
+    over: IgnoredInput
 
     def to_dict(self) -> dict[str, Any]:
-        """Seconds of both timelines by kind, spans that one of them lacks, and communication."""
+        """Return seconds of both timelines by kind, spans that one timeline lacks, and
+        communication."""
         found = self.result
 
         def communication(comm: Exposure | None) -> dict[str, float | None] | None:
@@ -153,7 +159,7 @@ class TimelineComparison(Shown):
             "steps": found.steps,
             "ranks": found.ranks,
             "rows": self._rows("").records(),
-            "never_seen": _unmatched("", found.never_seen).records(),
+            "never_seen": _unmatched("", found.not_measured).records(),
             "not_planned": _unmatched("", found.not_planned).records(),
             "communication": {"predicted": communication(found.predicted), "measured": communication(found.measured)},
             "notes": list(self.notes),
@@ -161,14 +167,14 @@ class TimelineComparison(Shown):
         }
 
     def parts(self) -> Iterator[Part]:
-        """A table of what both have, then what only one has, then communication."""
+        """Yield a table of the spans in both, then the spans in only one, then communication."""
         found = self.result
         steps = f"steps {found.steps[0] + 1} to {found.steps[-1] + 1}"
         title = f"{self.run} against {self.other}: a rank's mean step over {len(found.ranks)} ranks, {steps}"
         yield self._rows(title) if any(row.predicted is not None for row in found.rows) else Table(title)
         words = ("planned, never seen", "seen, not planned")
         words = words if self.predicted else (f"only in {self.other}", f"only in {self.run}")
-        for word, unmatched in zip(words, (found.never_seen, found.not_planned), strict=True):
+        for word, unmatched in zip(words, (found.not_measured, found.not_planned), strict=True):
             title = f"{word}: {'in a mean step' if unmatched else 'nothing'}"
             yield _unmatched(title, unmatched) if unmatched else Table(title)
         for word, comm in zip(self._words, (found.predicted, found.measured), strict=True):
@@ -190,12 +196,13 @@ class TimelineComparison(Shown):
         return Table(title, header, [(*row, row.ratio) for row in self.result.rows])
 
 
-def _of_whom(found: TimelineSummary) -> str:
-    """Whose communication it is, where several ranks are known; and rank 0's, of which a run's lines tell."""
-    if len(found.ranks) < 2:
+def _ranks_note(summary: TimelineSummary) -> str:
+    """Return the ranks of the communication if several are known, and rank 0's share, which the
+    run's log lines show."""
+    if len(summary.ranks) < 2:
         return ""
-    own = found.hidden_first.fraction
-    mean = f"; the mean of {len(found.ranks)} ranks"
+    own = summary.hidden_first.fraction
+    mean = f"; the mean of {len(summary.ranks)} ranks"
     return mean if own is None else f"{mean} (rank 0 alone, as in the run's lines and metrics.jsonl: hidden {own:.0%})"
 
 
@@ -208,19 +215,20 @@ def _unmatched(title: str, spans: Sequence[Unmatched]) -> Table:
 
 
 def read_run_timeline(run: Path | str) -> RunTimeline:
-    """The timeline of a run's folder, of steps with batches of one size. Raises DataError."""
-    from plait.diagnose.reading import read_run
+    """Return the timeline of a run's folder, for steps with batches of one size. Raises
+    DataError."""
+    from plait.diagnose.measured.reading import read_run
 
     return RunTimeline(Path(run), read_run(Path(run)))
 
 
 def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tuple[Any, Collection[str]]:
-    """Predicted spans of ``steps`` in columns, and the kinds whose times are made of measured costs.
-    Raises JobError for a plan that the run has not obeyed."""
+    """Return predicted spans of ``steps`` as a table, and the kinds whose times come from measured
+    costs. Raises JobError for a plan that the run has not obeyed."""
     from plait.core.base.errors import JobError
     from plait.core.job.plan import Plan
-    from plait.diagnose.compare import kinds_of_measured_costs, table_of
-    from plait.plan.simulate import simulate_plan
+    from plait.diagnose.measured.compare import kinds_of_measured_costs, table_of
+    from plait.plan.search.simulate import simulate_plan
 
     plan = Plan.read(file)
     if plan.key != obeyed:
@@ -231,7 +239,7 @@ def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tupl
 
 
 def _steps(first: int, last: int) -> str:
-    """Numbered from 1, as everywhere."""
+    """Return a range of steps, numbered from 1 as in all output."""
     return str(first + 1) if first == last else f"{first + 1}-{last + 1}"
 
 
@@ -240,7 +248,8 @@ def _steps(first: int, last: int) -> str:
 
 @dataclass(frozen=True)
 class ExportedTrace:
-    """A trace that was written: numbers of its spans, ranks and steps. notes: sentences on the run."""
+    """A trace that was written: its numbers of spans, ranks and steps. notes: sentences on the
+    run."""
 
     spans: int
     ranks: int
@@ -251,10 +260,11 @@ class ExportedTrace:
 def export_trace(
     run: Path, out: Path, ranks: Sequence[int] | None = None, steps: Sequence[int] | None = None
 ) -> ExportedTrace:
-    """Write ranks and steps of a run as a trace for ui.perfetto.dev: JSON by the file's name, else Perfetto's
-    own form. ranks: None: all. steps: from 0; None: the last three. Raises DataError, OSError."""
+    """Write ranks and steps of a run as a trace for ui.perfetto.dev: JSON if the file's name ends
+    in .json, else Perfetto's own format. ranks: None: all. steps: from 0; None: the last three.
+    Raises DataError, OSError."""
+    from plait.diagnose.measured.reading import read_run
     from plait.diagnose.perfetto import write_json, write_perfetto
-    from plait.diagnose.reading import read_run
 
     read = read_run(run)
     chosen = _chosen(read.recording, ranks, steps)
@@ -266,7 +276,8 @@ def export_trace(
 def _chosen(
     recording: Recording, ranks: Sequence[int] | None, steps: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
-    """Ranks and steps that are there and wanted."""
+    """Return the wanted ranks and steps that the recording has. Raises DataError if it has none of
+    them."""
     from plait.core.base.errors import DataError
 
     there = recording.spans["step"].unique().sort().to_list(), recording.spans["rank"].unique().sort().to_list()

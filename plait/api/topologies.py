@@ -1,4 +1,4 @@
-"""Topologies: read from any form and from labs, made up, shown, drawn and written."""
+"""Topologies: read in any form and from labs, generated, shown, drawn and written."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from plait.core.base.errors import JobError
 from plait.core.base.text import Part, Shown, Table
 from plait.core.topology.switches import Topology
-from plait.place.generate import MinipodSizes
-from plait.place.generate import generate as generate_topology
+from plait.place.topologies import MinipodSizes
+from plait.place.topologies import generate as generate_topology
 
 if TYPE_CHECKING:
-    from plait.place.readers import Remarks
+    from plait.place.topologies import Remarks
 
 __all__ = [
     "MinipodSizes", "TopologyAnswer", "generate_topology", "read_groups", "read_topology",
@@ -28,11 +28,11 @@ ENDINGS = {".toml": "toml", ".json": "json", ".conf": "topology.conf", ".yaml": 
 
 @dataclass(frozen=True)
 class TopologyAnswer(Shown):
-    """Switches, nodes and what these are doing.
+    """A topology: switches, nodes and the nodes' states.
 
-    level: switches down to which it is shown, a name or a depth; empty: by size. groups: of placed nodes, the
-    name of theirs. remarks: on its reading; None of a cluster that was made up. Raises JobError for a level
-    that is not there.
+    level: the lowest level of switches that is shown, a name or a depth; empty: by size. groups:
+    the group of each placed node. remarks: on the reading; None for a generated cluster. Raises
+    JobError for an unknown level.
     """
 
     topology: Topology
@@ -44,7 +44,7 @@ class TopologyAnswer(Shown):
         self.topology.depth_of(self.level or None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The topology in Plait's own form, with minipods and free nodes counted."""
+        """Return the topology in Plait's own form, with minipods and free nodes counted."""
         from plait.core.topology.form import to_dict
         from plait.place.outline import spreads
 
@@ -67,13 +67,13 @@ class TopologyAnswer(Shown):
         }
 
     def parts(self) -> Iterator[Part]:
-        """A tree that stays short: subtrees that are alike share a row."""
+        """Yield a tree that stays short: subtrees that are alike share a row."""
         from plait.place.outline import HEADER, down_nodes, outline, spreads
 
         topology, level = self.topology, self.level or None
         depths, last = Counter[int](), len(topology.levels) - 1
         inner = {switch.parent for switch in topology.switches}
-        for place, switch in enumerate(topology.switches):  # a leaf is one wherever it hangs
+        for place, switch in enumerate(topology.switches):  # leaves count as leaves at any depth
             depths[switch.depth if place in inner else last] += 1
         levels = ", ".join(f"{name} {depths[depth]}" for depth, name in enumerate(topology.levels))
         rows = outline(topology, level)
@@ -88,34 +88,36 @@ class TopologyAnswer(Shown):
             yield f"{len(spread)} groups; the widest, {worst}, touches {spread[worst]} minipods"
 
     def draw(self, file: Path) -> None:
-        """Draw it, with a colour for every group. Raises DataError for a name that is no picture's,
-        OSError."""
-        from plait.api.topology_picture import draw
+        """Draw the topology, with a colour for every group. Raises DataError for a file ending that
+        names no picture format; OSError."""
+        from plait.api.pictures import draw_topology
 
-        draw(self.topology, file, groups=self.groups, level=self.level or None, title=self.topology.name)
+        draw_topology(self.topology, file, groups=self.groups, level=self.level or None, title=self.topology.name)
 
-    def written(self, form: str) -> str:
-        """The topology in another form: ``toml``, ``json``, ``topology.conf``, ``topology.yaml``."""
-        from plait.place.writers import written
+    def to_text(self, form: str) -> str:
+        """Return the topology in another form: ``toml``, ``json``, ``topology.conf``,
+        ``topology.yaml``."""
+        from plait.place.outline import written
 
         return written(self.topology, form)
 
     def write(self, file: Path, form: str = "") -> None:
-        """Write it. form: by the file's name if not given. Raises JobError, OSError."""
+        """Write the topology to a file. form: empty: by the ending of the file's name. Raises
+        JobError, OSError."""
         from plait.core.base.files import replacing
 
         form = form or ENDINGS.get(file.suffix.lower(), "")
         if not form:
             problem = f"{file.suffix or 'no ending'} names no form"
             raise JobError(problem, key="--out", fix="Add --as toml, or end in .toml")
-        text = self.written(form)
+        text = self.to_text(form)
         with replacing(file) as partial:
             partial.write_text(text)
 
 
 def read_groups(file: Path) -> dict[str, str]:
-    """Groups of nodes, from a JSON object of node to group. Raises JobError."""
-    from plait.place.readers.source import Source
+    """Return the group of each node, from a JSON object of node to group. Raises JobError."""
+    from plait.formats.base.source import Source
 
     try:
         told = Source.read(str(file)).json
@@ -135,9 +137,9 @@ def read_topology(
     states: Sequence[str] = (),
     tolerated: Sequence[str] = (),
 ) -> tuple[Topology, Remarks]:
-    """Read a topology in any form; ``lab:4x1@1gbit,2pods@300mbit`` is that lab's switches and
-    hosts."""
-    from plait.place import readers
+    """Return a topology in any form, with remarks on it; ``lab:4x1@1gbit,2pods@300mbit`` is that
+    lab's switches and hosts. Raises JobError."""
+    from plait.place import topologies as readers
 
     if path.startswith(LAB):
         from plait.lab.spec import LabSpec

@@ -5,13 +5,15 @@ import gc
 import sys
 
 SEARCH_AFTER = 100_000
-"""New objects after which Python looks for cycles. Most of what a command makes stays to its end."""
+"""The number of new objects after which Python searches for reference cycles. Most objects of a
+command live until it ends."""
 
 
 def run() -> None:
-    """The command ``plait``. Ctrl-C ends it without a traceback, also while its code is still read."""
+    """Run the command ``plait``. Ctrl-C ends it without a traceback, also while its modules are
+    imported."""
     gc.set_threshold(SEARCH_AFTER, 50, 50)
-    atexit.register(gc.freeze)  # a process that ends would look for cycles among all that it has: half a second
+    atexit.register(gc.freeze)  # without it, the ending process searches all objects for cycles: half a second
     try:
         from plait.cli.main import main
     except KeyboardInterrupt:

@@ -1,4 +1,5 @@
-"""``plait check``: hosts tried before a run: loopback, links, clocks, disk."""
+"""``plait doctor`` examines this machine; ``plait check`` tests hosts before a run: loopback,
+links, clocks, disk."""
 
 from __future__ import annotations
 
@@ -9,12 +10,33 @@ from typing import Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.groups import grouped
+from plait.cli.terminal import grouped
+
+
+def doctor(
+    folder: Annotated[Path, typer.Option(help="Where runs go: whether it can be written, and its disk.")] = Path(
+        "runs"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report.")] = False,
+) -> None:
+    """Look what this machine has, what is missing, and what to do: versions, devices, limits,
+    clusters.
+
+    fine: it works. look: it works, and is slow or risky, or only some need it. missing: it does not
+    work; the exit status is 1 then. plait check measures links and disks of several hosts.
+    """
+    from plait.api.health import examine_machine
+    from plait.cli import terminal
+
+    terminal.aside("looking; importing PyTorch takes longest ...")
+    found = examine_machine(folder)
+    terminal.answer(found, as_json=as_json)
+    raise typer.Exit(1 if found.missing else 0)
 
 
 @dataclass(frozen=True)
-class Least:
-    """What every host and link must do."""
+class LimitOptions:
+    """Options for the limits that every host and link must meet."""
 
     least: Annotated[
         str | None, typer.Option(metavar="RATE", help="Rate that every link must pass: 900mbit, 25gbit.")
@@ -25,7 +47,7 @@ class Least:
 
 @grouped
 def check(
-    wanted: Least,
+    wanted: LimitOptions,
     on: Annotated[
         str, typer.Option(help="Where, as for plait train: local, lab:HOSTSxRANKS@RATE, or slurm inside of a job.")
     ] = "local",
@@ -36,13 +58,13 @@ def check(
 ) -> None:
     """Try hosts before a run: loopback, neighbours, every pair, all at once; clocks; the disk.
 
-    Exit status 1, and a line for each, when something is bad: a host that cannot be reached, a link or a
-    loopback with less than a quarter of the usual rate, clocks too far apart, a disk that is full, slow
-    or cannot be written.
+    Exit status 1, and a line for each, when something is bad: a host that cannot be reached, a link
+    or a loopback with less than a quarter of the usual rate, clocks too far apart, a disk that is
+    full, slow or cannot be written.
 
     Example: plait check --on lab:4x2@1gbit --least 900mbit
     """
-    from plait.api.hosts import Limits, check_hosts
+    from plait.api.health import Limits, check_hosts
     from plait.api.places import place_of
     from plait.core.base.errors import JobError
     from plait.core.base.lab_hosts import to_bits
@@ -51,7 +73,7 @@ def check(
         if not 0 < value < 1e9:
             raise JobError(f"{value} is not allowed", key=option, fix="Use a number above 0")
     place = place_of(on)
-    if nodes != 1 and place.ours:
+    if nodes != 1 and place.is_local:
         raise JobError(
             f"{nodes} is not allowed with --on {on}, which says how many hosts there are", key="--nodes",
             fix="Leave it out, or try several hosts with --on lab:HOSTSxRANKS",
@@ -62,4 +84,4 @@ def check(
     if isinstance(found, int):
         raise typer.Exit(found)
     terminal.answer(found, as_json=as_json)
-    raise typer.Exit(1 if found.bad else 0)
+    raise typer.Exit(1 if found.problems else 0)

@@ -1,4 +1,4 @@
-"""``plait data``: tokenising training data once, and looking at it."""
+"""``plait data``: tokenises training data once, and shows what a corpus contains."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def prepare(
     eval_fraction: Annotated[float, typer.Option(help="Share of the documents kept for evaluation, 0 to 1.")] = 0.02,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tokenise sources into a folder that data.text or data.sources of any job may name; goes on where a
-    killed call has ended."""
+    """Tokenise sources into a folder that data.text or data.sources of any job may name; goes on
+    where a killed call has ended."""
     from plait.api.data import prepare_data
 
     settings = {"tokenizer": tokenizer, "text_key": text_key, "pattern": pattern, "eval_fraction": eval_fraction}

@@ -1,5 +1,5 @@
-"""``plait diagnose``: where the step went, who is slow and what that costs, from what a run recorded; or why
-it hangs."""
+"""``plait diagnose``: where step time went, which ranks are slow and what that costs, from a run's
+recordings; or why the run hangs. ``plait trace``: imports and exports timelines of other tools."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from typing import Annotated
 
 import typer
 
-from plait.api.diagnosing import HangReport, as_run, diagnose_run, explain_hang, explain_trace
+from plait.api.diagnosing import HangReport, as_run, diagnose_run, explain_hang
 from plait.cli import terminal
 from plait.core.base.errors import JobError
 
 NAMED, UNKNOWN = 3, 1
-"""Exit status where a straggler, a slow network or a hang's cause was named, and of a hang whose cause is not
-known; 0 where nothing is wrong, 2 where nothing could be read."""
+"""Exit statuses if a straggler, a slow network or a hang's cause was named, and if a hang's cause
+is unknown; 0 if nothing is wrong, 2 if nothing could be read."""
 
 
 def diagnose(
     run: Annotated[
         list[Path],
         typer.Argument(
-            help="A run folder; or recordings of others: profiler traces or flight recorder dumps, files or a "
-            "folder; or an operation trace (.parquet) with --meta."
+            help="A run folder; or recordings of others: profiler traces or flight recorder dumps, files or a folder."
         ),
     ],
-    meta: Annotated[Path | None, typer.Option(help="Degrees of parallelism of an operation trace (YAML).")] = None,
     hang: Annotated[
         bool, typer.Option("--hang", help="Why its ranks wait for each other: for whom, and what that one does.")
     ] = False,
@@ -39,11 +37,11 @@ def diagnose(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
-    """Explain a run: where its steps go, which rank, host or link is slow, and what that costs; or why it
-    hangs.
+    """Explain a run: where its steps go, which rank, host or link is slow, and what that costs; or
+    why it hangs.
 
-    Exit status: 0 nothing is wrong, 3 a straggler, a slow network or the cause of a hang was named, 1 a hang
-    whose cause is not known, 2 there is nothing that can be read.
+    Exit status: 0 nothing is wrong, 3 a straggler, a slow network or the cause of a hang was named,
+    1 a hang whose cause is not known, 2 there is nothing that can be read.
     """
     if timeline or against:
         if len(run) > 1:
@@ -51,13 +49,10 @@ def diagnose(
             raise JobError(f"{len(run)} runs have no one timeline", key="--timeline", fix=fix)
         show_timeline(run[0], against, as_json=json)
         return
-    if meta or run[0].suffix == ".parquet":
-        found = explain_trace(run, meta)
-    else:
-        with as_run(run, terminal.aside) as folder:
-            name = str(folder) if folder in run else " ".join(str(path) for path in run[:3]) + " ..." * (len(run) > 3)
-            found = explain_hang(folder) if hang else diagnose_run(folder)
-            found = found if isinstance(found, HangReport) else replace(found, name=name)
+    with as_run(run, terminal.aside) as folder:
+        name = str(folder) if folder in run else " ".join(str(path) for path in run[:3]) + " ..." * (len(run) > 3)
+        found = explain_hang(folder) if hang else diagnose_run(folder)
+        found = found if isinstance(found, HangReport) else replace(found, name=name)
     for problem in found.problems if isinstance(found, HangReport) else ():
         terminal.aside(f"plait: left out: {problem}")
     terminal.answer(found, as_json=json)
@@ -69,8 +64,81 @@ def diagnose(
 
 
 def show_timeline(run: Path, against: Path | None = None, *, as_json: bool = False) -> None:
-    """Print where a run's steps went, alone or beside a plan or another run."""
+    """Print where a run's step time went, alone or next to a plan or another run."""
     from plait.api.timelines import read_run_timeline
 
     measured = read_run_timeline(run)
     terminal.answer(measured.against(against) if against else measured, as_json=as_json)
+
+
+# ---- plait trace ----
+
+
+trace = typer.Typer(
+    no_args_is_help=True, help="Timelines to and from other tools.", rich_markup_mode=None, add_completion=False
+)
+
+
+@trace.command("import")
+def import_(
+    files: Annotated[list[Path], typer.Argument(help="PyTorch profiler traces, flight recorder dumps (JSON).")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The run folder to make.")],
+) -> None:
+    """Make a run folder of other tools' recordings, one file a rank; `plait diagnose` explains
+    it."""
+    from plait.api.diagnosing import import_run
+
+    found = import_run(files, out, terminal.aside)
+    terminal.passed_over(found.over)
+    for note in found.notes:
+        terminal.text(f"note: {note}")
+    if found.verdict and found.verdict.cause != "none":
+        terminal.text(found.verdict.why)
+    terminal.say(f"{out}: {found.spans} spans of {found.ranks} ranks")
+
+
+@trace.command("export")
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="NAME.pftrace for ui.perfetto.dev, or NAME.json.")],
+    ranks: Annotated[str | None, typer.Option(help="Such as 0-3,8; all by default.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Such as 10-12; the last three by default.")] = None,
+) -> None:
+    """Write chosen ranks and steps of a run as a trace for ui.perfetto.dev."""
+    from plait.api.timelines import export_trace
+    from plait.core.base.errors import JobError
+    from plait.core.base.files import check_target, explained
+
+    if out.suffix not in (".pftrace", ".json"):
+        raise JobError(f"'{out.suffix}' is no format for traces", key="--out", fix="Name it .pftrace or .json")
+    fix = "Choose another with --out"
+    if out.suffix == ".json" and out.exists() and run.resolve() in out.resolve().parents:
+        raise JobError(f"{out} is a file of the run", key="--out", fix=fix)
+    check_target(out, fix=fix)
+    wanted = None if steps is None else [step - 1 for step in _numbers(steps, "--steps")]
+    with explained(f"{out} cannot be written", fix=fix):
+        found = export_trace(run, out, None if ranks is None else _numbers(ranks, "--ranks"), wanted)
+    for note in found.notes:
+        terminal.text(note)
+    terminal.say(
+        f"{out}: {found.spans} spans of {found.ranks} ranks and {found.steps} steps; open it at ui.perfetto.dev"
+    )
+
+
+def _numbers(text: str, key: str) -> list[int]:
+    """Return the numbers in text such as ``0-3,8``. Raises JobError for any other text."""
+    from plait.core.base.errors import JobError
+
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        # '²' is a digit that int() does not read; int() also refuses numbers of thousands of digits.
+        numbers = all(word.isdecimal() and len(word) < 19 for word in ([first, last] if dash else [first]))
+        if not numbers:
+            raise JobError(f"'{part}' is no number and no range", key=key, fix="Write it like 0-3,8")
+        if dash and int(last) < int(first):
+            raise JobError(f"'{part}' ends before it begins", key=key, fix=f"Write {int(last)}-{int(first)}")
+        if dash and int(last) - int(first) > 1_000_000:
+            raise JobError(f"'{part}' is more than anybody could look at", key=key)
+        found += range(int(first), int(last or first) + 1)
+    return found

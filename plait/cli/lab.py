@@ -1,18 +1,14 @@
-"""``plait lab``: an emulated cluster on this machine, and its cables."""
+"""``plait lab``: an emulated cluster on this machine, and its links."""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from plait.cli import lab_slurm
-
 app = typer.Typer(
     no_args_is_help=True, help="Emulate a cluster on this Linux machine: hosts behind links of a given rate."
 )
-app.add_typer(lab_slurm.app, name="slurm")
 
 LabName = Annotated[
     str | None, typer.Option(help="Name of the lab.", show_default="the lab that this shell has started")
@@ -47,8 +43,8 @@ def run_command(
 ) -> None:
     """Run a command once per rank on emulated hosts, with the variables torchrun would set.
 
-    Returns 0 if every rank does; else the status of the first rank that failed, and the others are ended.
-    Needs root or user namespaces.
+    Returns 0 if every rank does; else the status of the first rank that failed, and the others are
+    ended. Needs root or user namespaces.
 
     Example: plait lab run 2x1@1gbit -- python train.py
     """
@@ -71,10 +67,10 @@ def cut(host: Host, name: LabName = None) -> None:
 @app.command()
 def heal(host: Host, name: LabName = None) -> None:
     """Plug a host's cable in again."""
-    from plait.api.labs import connect_host, find_lab
+    from plait.api.labs import find_lab, restore_host
 
     entry = find_lab(name)
-    typer.echo(f"{entry.name}: {connect_host(entry, host)} is connected")
+    typer.echo(f"{entry.name}: {restore_host(entry, host)} is connected")
 
 
 @app.command()
@@ -92,8 +88,8 @@ def slow(
 
 @app.command()
 def stop(name: LabName = None) -> None:
-    """End a running lab with its ranks; a run is saved first. Exit status 1 if it has not ended within ten
-    seconds."""
+    """End a running lab with its ranks; a run is saved first. Exit status 1 if it has not ended
+    within ten seconds."""
     from plait.api.labs import find_lab, stop_lab
 
     entry = find_lab(name)
@@ -110,7 +106,7 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
 
     entries = running_labs()
     if as_json:
-        typer.echo(json.dumps([entry.report() for entry in entries], indent=2))
+        terminal.print_json({"labs": [entry.report() for entry in entries]})
         return
     if not entries:
         typer.echo("no lab is running")

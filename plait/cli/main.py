@@ -1,10 +1,11 @@
-"""``plait``: every verb, and what an error looks like."""
+"""``plait``: every verb, and the form of error messages."""
 
 from __future__ import annotations
 
 import errno
 import io
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -14,9 +15,7 @@ from plait.cli import (
     check,
     data,
     diagnose,
-    doctor,
     init,
-    job,
     lab,
     measure,
     place,
@@ -27,16 +26,13 @@ from plait.cli import (
     schedule,
     terminal,
     topology,
-    trace,
     train,
-    trained,
     view,
 )
-from plait.cli.renamed import refuse_old_words
-from plait.core.base.errors import PlaitError, naming_extras
+from plait.core.base.errors import JobError, PlaitError, naming_extras
 
-_USERS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EROFS, errno.ESTALE)
-"""What is wrong with a path that was named, or its disk, wherever it is noticed."""
+_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EROFS, errno.ESTALE)
+"""Errors of a path that the user named, or of its disk, wherever they are raised."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,12 +46,12 @@ app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("place")(place.place)
 app.command("reserve")(place.reserve)
-app.command("doctor")(doctor.doctor)
+app.command("doctor")(check.doctor)
 app.command("check")(check.check)
 app.command("calibrate")(measure.calibrate)
-app.command("job")(job.job)
-app.command("export")(trained.export)
-app.command("sample")(trained.sample)
+app.command("job")(init.job)
+app.command("export")(train.export)
+app.command("sample")(train.sample)
 app.command("diagnose")(diagnose.diagnose)
 app.command("runs")(runs.runs)
 app.command("stop")(runs.stop)
@@ -67,7 +63,7 @@ app.add_typer(topology.app, name="topology")
 app.add_typer(lab.app, name="lab")
 app.add_typer(measure.app, name="measure")
 app.add_typer(queue.app, name="queue")
-app.add_typer(trace.app, name="trace")
+app.add_typer(diagnose.trace, name="trace")
 app.add_typer(data.app, name="data")
 
 
@@ -78,11 +74,24 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
+def refuse_peers_options(words: Sequence[str]) -> None:
+    """Raise JobError for an option of another framework, which is a key of the job here."""
+    if not words or words[0] not in ("train", "plan"):
+        return
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        from plait.core.job.framework_names import key_of  # slow to load
+
+        if own := key_of(option):
+            problem = f"is {own} of a job here"
+            raise JobError(problem, key=f"plait {words[0]}: {option}", fix=f"Write {own}=VALUE behind the job")
+
+
 def main() -> None:
-    """Run the command line; a deliberate error is one paragraph, a bug shows its traceback."""
+    """Run the command line. An error that Plait raises is printed as one paragraph; a bug prints
+    its traceback."""
     terminal.prepare()
     try:
-        refuse_old_words(sys.argv[1:])
+        refuse_peers_options(sys.argv[1:])
         with naming_extras("this command"):
             app()
     except PlaitError as error:
@@ -91,12 +100,12 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
-        if error.errno in _USERS and error.filename is not None:
+        if error.errno in _PATH_ERRNOS and error.filename is not None:
             print(terminal.fitted(f"plait: {error.filename}: {error.strerror}", sys.stderr), file=sys.stderr)
             sys.exit(2)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        sys.stdout = io.StringIO()  # what is left unwritten would be tried again at the end
+        sys.stdout = io.StringIO()  # else Python would try at exit to write the rest
         told = f"plait: what is printed cannot be written: {error.strerror}. Send it elsewhere, or make room."
         print(terminal.fitted(told, sys.stderr), file=sys.stderr)
         sys.exit(2)

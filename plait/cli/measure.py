@@ -1,5 +1,5 @@
-"""``plait measure``: what a machine or a cluster does in a second, and what spreading of groups costs;
-``plait calibrate``: the cluster's constants by what people have of it."""
+"""``plait measure``: rates of a machine or a cluster, and the cost of spreading groups; ``plait
+calibrate``: refits a cluster's constants to recordings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.groups import Settings, grouped
-from plait.core.base.codec.counts import Count, Natural, Positive
+from plait.cli.terminal import Settings, grouped
+from plait.core.base.numbers import Count, Natural, Positive
 
 app = typer.Typer(no_args_is_help=True, help="Measure a machine or a cluster, which plans and placements rest on.")
 
 
 @dataclass(frozen=True)
-class Measuring:
-    """Ranks that measure, and for how long."""
+class MeasurementOptions:
+    """Options for the ranks that measure, and for the duration."""
 
     on: Annotated[
         str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x2@1gbit.")
@@ -36,7 +36,7 @@ class Measuring:
 @app.command("machine")
 @grouped
 def machine(
-    where: Measuring,
+    where: MeasurementOptions,
     job: Annotated[
         Path | None, typer.Argument(metavar="[JOB]", help="A job file: its layer, precision and device are measured.")
     ] = None,
@@ -54,7 +54,8 @@ def machine(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
-    """Measure collectives, matrix products, attention, one layer's modules, and what they lose side by side.
+    """Measure collectives, matrix products, attention, one layer's modules, and what they lose side
+    by side.
 
     The result is a profile. On several machines start the ranks with torchrun: docs/profile.md.
 
@@ -79,13 +80,13 @@ def machine(
         if isinstance(found, int):
             raise typer.Exit(found)
     terminal.answer(found, as_json=as_json)
-    if found.over is not None:
-        terminal.passed_over(found.over)
+    if found.ignored is not None:
+        terminal.passed_over(found.ignored)
 
 
 @dataclass(frozen=True)
-class Nodes:
-    """Nodes that measure, and how they lie in minipods."""
+class NodeOptions:
+    """Options for the nodes that measure, and for their minipods."""
 
     on: Annotated[str, typer.Option(help="Where: lab:HOSTSxRANKS@RATE,PODSpods@RATE, or slurm inside of a job.")] = (
         "lab:4x1@1gbit,2pods@300mbit"
@@ -96,8 +97,8 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Trials(Settings):
-    """Ranks that measure, how often and how long."""
+class TrialSettings(Settings):
+    """Settings for the number of ranks, the repetitions and the duration."""
 
     nodes_per_minipod: Annotated[
         Natural, "Nodes below one leaf switch; ranks fill minipods in order. 0: the lab's."
@@ -109,8 +110,8 @@ class Trials(Settings):
 
 
 @dataclass(frozen=True)
-class Results:
-    """Files that are written."""
+class OutputOptions:
+    """Options for the files that are written."""
 
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where the result goes, as JSON.")] = Path(
         "placement-profile.json"
@@ -132,16 +133,16 @@ class Results:
 @app.command("placement")
 @grouped
 def placement(
-    nodes: Nodes,
-    results: Results,
-    trials: Trials,
+    nodes: NodeOptions,
+    results: OutputOptions,
+    trials: TrialSettings,
     job: Annotated[
         Path | None, typer.Argument(metavar="[JOB]", help="A job file: also time its steps by placement.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the file's text in place of tables.")] = False,
 ) -> None:
-    """Measure collectives by how many minipods groups spread over, what two jobs lose that share the core,
-    and a job's steps by placement.
+    """Measure collectives by how many minipods groups spread over, what two jobs lose that share
+    the core, and a job's steps by placement.
 
     Example: plait measure placement job.toml --on lab:4x1@1gbit,2pods@300mbit --affinity mine.toml
     """
@@ -154,7 +155,7 @@ def placement(
     if draw:
         check_format(draw)
     if affinity and not job:
-        raise JobError("is a job's", key="--affinity", fix="Name a job file, whose steps are timed")
+        raise JobError("needs a job", key="--affinity", fix="Name a job file, whose steps are timed")
     said = None if as_json else terminal.say
     found = profile_spread(
         out, place_of(nodes.on), trials.nodes_per_minipod, trials.world_size, trials.seconds, quiet=as_json
@@ -163,7 +164,7 @@ def placement(
         raise typer.Exit(found)
     if job:
         found = found.with_job(
-            time_by_placement(job, nodes.on, nodes.topology, rounds=trials.rounds, seed=trials.seed, said=said)
+            time_by_placement(job, nodes.on, nodes.topology, rounds=trials.rounds, seed=trials.seed, report=said)
         )
         found.profile.write(out)
     if job and not affinity and place_of(nodes.on).lab is None:
@@ -200,7 +201,8 @@ def calibrate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Refit a cluster's constants to what you have of it, so that the next plan is nearer to what steps take.
+    """Refit a cluster's constants to what you have of it, so that the next plan is nearer to what
+    steps take.
 
     Example: plait calibrate train.log nccl.log trace.json --cluster h100
     """
@@ -210,4 +212,4 @@ def calibrate(
     paths = [Path(one) for one in files if one not in overrides]
     found = calibrate_cluster(paths, out, cluster, overrides, force=force)
     terminal.answer(found, as_json=as_json)
-    terminal.passed_over(found.over)
+    terminal.passed_over(found.ignored)

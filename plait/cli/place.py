@@ -1,4 +1,5 @@
-"""``plait place``: from a plan and a topology to the host of every rank; ``plait reserve``: hosts held."""
+"""``plait place``: chooses the host of every rank from a plan and a topology; ``plait reserve``:
+reserves hosts."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from typing import Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.groups import grouped
+from plait.cli.terminal import grouped
 
 
 @dataclass(frozen=True)
 class FailedNodes:
-    """A placement some of whose nodes failed."""
+    """Options for the repair of a placement whose nodes failed."""
 
     repair: Annotated[
         Path | None, typer.Option(metavar="OLD", help="A rank table or placement, some of whose nodes failed.")
@@ -24,7 +25,7 @@ class FailedNodes:
 
 @dataclass(frozen=True)
 class PlacementOutput:
-    """What becomes of a placement."""
+    """Options for the output of a placement."""
 
     out: Annotated[
         Path | None,
@@ -52,18 +53,19 @@ def place(
 ) -> None:
     """Choose which host runs which ranks, so that groups that talk spread over few minipods.
 
-    Writes rank_table.json, which every launcher obeys, and says how much better any other placement could be.
-    What to respect stands in the job's [place]: plait job place lists its keys. docs/place.md has examples.
+    Writes rank_table.json, which every launcher obeys, and says how much better any other placement
+    could be. What to respect stands in the job's [place]: plait job place lists its keys.
+    docs/place.md has examples.
 
     Example: plait place job.plan.json place.alpha=0.3 --topology topology.conf
     """
-    from plait.api.placed import beside
-    from plait.api.placing import Placing, names_of, write_placement
+    from plait.api.placement_answer import placement_file
+    from plait.api.placing import PlacementRequest, names_of, write_placement
     from plait.core.base.codec.toml_text import COMMAND_LINE
     from plait.core.base.errors import JobError
 
     repair, down, out, draw, as_json = failed.repair, failed.down, output.out, output.draw, output.as_json
-    asked = Placing(job=job, overrides=overrides or [], topology=topology)
+    asked = PlacementRequest(job=job, overrides=overrides or [], topology=topology)
     if any(word.partition("=")[0].strip() == "place.rank_table" for word in asked.overrides):
         problem, fix = "plait place says anew where ranks lie", "Leave it out, or keep what can stay with --repair FILE"
         raise JobError(problem, file=COMMAND_LINE, key="place.rank_table", fix=fix)
@@ -80,13 +82,13 @@ def place(
     target = target if not target.name.endswith("placement.json") else target.with_name("rank_table.json")
     if down and not repair:
         raise JobError("names nodes that failed under a placement", key="--down", fix="Give that one with --repair")
-    found = asked.repaired(repair, names_of(down, "--down")) if repair else asked.answer(asked.placed())
+    found = asked.repair_placement(repair, names_of(down, "--down")) if repair else asked.answer(asked.solve())
     write_placement(asked, found, target, draw)
     silent = asked.draw_pairs(found.placement, output.pairs) if output.pairs else None
     more = {"silent_pairs": silent} if silent is not None else {}
     terminal.answer(found, as_json=as_json, rank_table=str(target), **more)
     if not as_json:
-        terminal.text(f"The rank table is in {target}; what repairs need besides is in {beside(target)}.")
+        terminal.text(f"The rank table is in {target}; what repairs need besides is in {placement_file(target)}.")
     if draw and not as_json:
         terminal.text(f"The cluster with the job is drawn in {draw}.")
     if silent is not None and not as_json:
@@ -104,10 +106,11 @@ def reserve(
     ] = "now",
     users: Annotated[list[str] | None, typer.Option("--user", help="Who may use it.", show_default="you")] = None,
 ) -> None:
-    """Hold the hosts of a rank table for a planned job: a Slurm reservation whose nodes are never exchanged.
+    """Hold the hosts of a rank table for a planned job: a Slurm reservation whose nodes are never
+    exchanged.
 
-    Jobs that run there now may go on; no job that would last into the reservation is started there. Needs an
-    operator of Slurm.
+    Jobs that run there now may go on; no job that would last into the reservation is started there.
+    Needs an operator of Slurm.
 
     Then: plait train ... --on slurm --rank-table FILE slurm.reservation=NAME
     """

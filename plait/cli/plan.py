@@ -1,4 +1,5 @@
-"""``plait plan``: from a job to the strategies that would run it fastest, and a plan that ranks obey."""
+"""``plait plan``: from a job to the strategies that would run it fastest, and a plan that ranks
+obey."""
 
 from __future__ import annotations
 
@@ -10,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.groups import grouped
+from plait.cli.terminal import grouped
 
 if TYPE_CHECKING:
     from plait.api.planning import Planning
 
 
 DETAILS = "details"
-"""What ``--show`` shows besides the settings of frameworks."""
+"""The value of ``--show`` that is no framework."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of the planner besides the job."""
+class PlanRequest:
+    """Options for the planner's task, besides the job."""
 
     evaluate: Annotated[
         bool, typer.Option("--evaluate", help="Predict the job's own strategy; search for no other.")
@@ -42,7 +43,7 @@ class Question:
 
 @dataclass(frozen=True)
 class PlanOutput:
-    """What becomes of the answer."""
+    """Options for the output of the answer."""
 
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the plan here, not in JOB.plan.json.")
@@ -64,7 +65,7 @@ class PlanOutput:
 
 @grouped
 def plan(
-    question: Question,
+    question: PlanRequest,
     shown: PlanOutput,
     job: Annotated[
         Path | None,
@@ -84,13 +85,12 @@ def plan(
 ) -> None:
     """Choose how to run a job: parallel degrees, sharding, schedule, slices, recomputation.
 
-    A job without [strategy] is searched whole. With one, keys that are auto are searched, and what it leaves
-    out has its default (docs/job.md). [cluster] says for what, [plan] what to respect. plait train obeys the
-    plan that is written. docs/plan.md has examples.
+    A job without [strategy] is searched whole. With one, keys that are auto are searched, and what
+    it leaves out has its default (docs/job.md). [cluster] says for what, [plan] what to respect.
+    plait train obeys the plan that is written. docs/plan.md has examples.
 
     Example: plait plan job.toml cluster.preset=h100 cluster.ranks=128
     """
-    from plait.api.measuring import measure_best
     from plait.api.places import place_of
     from plait.api.planning import (
         check_emits,
@@ -99,13 +99,14 @@ def plan(
         draw_step,
         emit_settings,
         known_clusters,
+        measure_best,
         plan_job,
     )
     from plait.core.base.errors import JobError
     from plait.core.base.files import explained
     from plait.core.job.spec import naming
 
-    gc.set_threshold(1_000_000, 10, 10)  # schedules are millions of tuples without cycles: looking costs a third
+    gc.set_threshold(1_000_000, 10, 10)  # schedules are millions of tuples without cycles: a search costs a third
     given = list(overrides or [])
     out, draw, as_json = shown.out, shown.draw, shown.as_json
     emit = shown.show if shown.show != DETAILS else None
@@ -122,13 +123,13 @@ def plan(
         job = Path(files[0])
     if job.suffix == ".json" and len(files) > 1 and files[1].endswith(".json"):
         if len(given) > 1 or shown.show or draw or measure or what_if or out:
-            raise JobError("two plans are compared, and of all options take --json", fix="Leave out the rest")
+            raise JobError("a comparison of two plans takes no option but --json", fix="Leave out the rest")
         terminal.answer(compare_plans(job, Path(files[1])), as_json=as_json)
         return
     if measure < 0:
         raise JobError(f"{measure} is not allowed", key="--measure", fix="Allowed: at least 1")
     if measure and what_if:
-        raise JobError("what is not there cannot be measured", key="--what-if", fix="Leave out --measure")
+        raise JobError("a hypothetical cluster cannot be measured", key="--what-if", fix="Leave out --measure")
     if emit:
         check_framework(emit, [DETAILS])
         if as_json:
@@ -153,24 +154,27 @@ def plan(
         found, placed = asked.answer(explain=shown.show == DETAILS), None
         where = asked.planner.job.place.changed(given)
         if where.topology or where.rank_table:
-            from plait.api.placed_step import place_steps  # and with it the placer, a tenth of what is imported
+            from plait.api.placed_step import place_steps  # imports the placer, a tenth of all imports
 
             found, placed = place_steps(asked, found, given)
     if measure:
         found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
+    replaced = False
     if target:
+        chosen, old = asked.plan(found.best), _hash_in(target)
+        replaced = old not in ("", chosen.hash)
         with explained(f"{target} cannot be written", fix="Choose another with --out"):
-            asked.plan(found.best).write(target)
+            chosen.write(target)
     if draw:
         draw_step(asked, found.best, draw)
     if emit:
         emitted, both = emit_settings(asked, found.best, emit)
-        for line in (*emitted.launch, both, *(f"{emit} cannot say: {what}" for what in emitted.unsaid)):
+        for line in (*emitted.launch, both, *(f"{emit} cannot say: {what}" for what in emitted.unsupported)):
             terminal.say(f"# {line}")
         terminal.say(emitted.text.rstrip("\n"))
         return
-    more = {"plan": target and str(target), "what_if": asked.factors, "passed_over": asked.over.rows()}
-    more |= {"read": asked.told.to_dict()} if asked.told else {}
+    more = {"plan": target and str(target), "what_if": asked.factors, "passed_over": asked.ignored.rows()}
+    more |= {"read": asked.config.to_dict()} if asked.config else {}
     more |= {"placement": placed.to_dict()} if placed else {}
     terminal.answer(found, as_json=as_json, **more)
     if placed and not as_json:
@@ -179,19 +183,20 @@ def plan(
     if target and not shown.out and older.exists():
         terminal.note(f"{older} is not this plan, which is in {target}")
     if target and not as_json:
-        after = "" if asked.planner.closed else f"; plait train {target} obeys it"
-        terminal.text(f"The plan is in {target}{after}.")
+        after = "" if asked.planner.closed_form_only else f"; plait train {target} obeys it"
+        old = ", in place of another plan (--out FILE keeps both)" if replaced else ""
+        terminal.text(f"The plan is in {target}{old}{after}.")
     if draw and not as_json:
         terminal.text(f"The predicted step is drawn in {draw}.")
 
 
-def _target(asked: Planning, job: Path, out: Path | None, *, what_if: bool) -> Path | None:
-    """Where the plan goes; None where none is written. Raises JobError and LaunchError for a file that could
-    not be written, or would not be taken as a plan."""
+def _target(planning: Planning, job: Path, out: Path | None, *, what_if: bool) -> Path | None:
+    """Return the file for the plan; None if no plan is written. Raises JobError and LaunchError for
+    a file that cannot be written, or whose name is no plan's."""
     from plait.core.base.errors import JobError
     from plait.core.base.files import check_target
 
-    framework, written = asked.planner.framework, asked.written is not None
+    framework, written = planning.planner.framework, planning.input_plan is not None
     if framework or written or what_if:
         if out:
             why = f"{job} is a plan already" if written else "--what-if is about what is not there"
@@ -203,14 +208,26 @@ def _target(asked: Planning, job: Path, out: Path | None, *, what_if: bool) -> P
         fix = "Choose a name that ends in .json, by which plait train knows a plan"
         raise JobError(f"{target} would not be taken as a plan", key="--out", fix=fix)
     check_target(target, fix="Choose another with --out")
+    if _hash_in(target) is None:
+        raise JobError(f"{target} is no plan, and a plan would replace it", key="--out", fix="Choose another name")
     return target
 
 
-def _remark(asked: Planning) -> None:
-    """Say on standard error what was not taken, and what may surprise."""
-    terminal.passed_over(asked.over)
-    terminal.note(asked.note)
-    for line in asked.told.lines() if asked.told else ():
+def _hash_in(file: Path) -> str | None:
+    """Return the hash in a plan's file; empty if there is no file, None if it is no plan's."""
+    from plait.core.base.codec.json_text import read_table
+
+    try:
+        return str(read_table(file).get("hash", "")) or None if file.exists() else ""
+    except (OSError, ValueError):
+        return None
+
+
+def _remark(planning: Planning) -> None:
+    """Print on standard error the input that was ignored, and remarks."""
+    terminal.passed_over(planning.ignored)
+    terminal.note(planning.note)
+    for line in planning.config.lines() if planning.config else ():
         terminal.note(line)
-    if asked.warning:
-        typer.echo(f"plait: {asked.warning}", err=True)
+    if planning.warning:
+        typer.echo(f"plait: {planning.warning}", err=True)

@@ -1,4 +1,5 @@
-"""``plait queue``: jobs that wait while nodes are kept for a planned one, played back from a trace."""
+"""``plait queue``: queues with nodes reserved for a planned job: replays of a trace, models of run
+times, live admission."""
 
 from __future__ import annotations
 
@@ -16,13 +17,21 @@ app = typer.Typer(
 )
 
 TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="A CSV table of jobs, or Philly's JSON log.")]
+TraceForm = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="FORM",
+        help="csv, philly, helios, acme, pai or spot.",
+        show_default="the published form whose columns it has, else csv",
+    ),
+]
 Columns = Annotated[
     str | None,
     typer.Option(
         metavar="FIELD=COLUMN,...",
-        help="Which column holds what: submit, gpus, duration (or start, end), group, queue, user, cpus, ...; "
-        "times with their unit or order where it is not seen: duration=took:min, submit=day:dmy.",
-        show_default="by the file's form, else by usual names",
+        help="Which column holds what: submit, gpus, duration (or start, end), group, queue, user, cpus, ...",
+        show_default="as docs/queue.md names them",
     ),
 ]
 SettingsFile = Annotated[
@@ -33,8 +42,8 @@ Level = Annotated[float, typer.Option(help="The upper quantile of how long a job
 
 
 class _Progress:
-    """Lines on standard error: in one place of a terminal, a line each in a file, there without passing
-    ones."""
+    """Progress lines on standard error: on a terminal they overwrite each other; in a file each has
+    its own line, and passing lines are left out."""
 
     def __init__(self) -> None:
         self.width = 0
@@ -47,7 +56,7 @@ class _Progress:
             print(line, file=sys.stderr, flush=True)
 
 
-tell = _Progress()
+progress = _Progress()
 
 
 @app.command()
@@ -58,26 +67,28 @@ def replay(
         typer.Argument(metavar="[KEY=VALUE]...", help="What is played back: nodes=2000 load=0.9 reserve=1200@+22h."),
     ] = None,
     file: SettingsFile = None,
+    form: TraceForm = "",
     columns: Columns = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write series.csv, summary.json and queue.svg there.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Play a trace of jobs back on a cluster that keeps nodes for a planned job, by several policies.
+    """Play a trace of jobs back on a cluster that keeps nodes for a planned job, by several
+    policies.
 
     docs/queue.md lists the settings, in a file or behind the trace.
 
-    Example: plait queue replay jobs.csv nodes=2000 load=0.9 reserve=1200@+22h announce=4h policy=all
+    Example: plait queue replay jobs.csv nodes=2000 load=0.9 reserve=1200@+22h announce=4h
+    policy=all
     """
-    from plait.api.queueing import replay_queue
-    from plait.api.replay_settings import ReplaySettings
-    from plait.core.base.codec.words import read_settings
+    from plait.api.queueing import ReplaySettings, replay_queue
+    from plait.core.base.codec.data import read_settings
 
     told = read_settings(ReplaySettings, settings or [], file, paths=("zone", "topology"))
     asked = told.replay(lambda remarks: terminal.remarked(remarks.notes, remarks.over))
-    found = replay_queue(trace, asked, columns=columns, told=tell)
-    tell("")
+    found = replay_queue(trace, asked, form=form, columns=columns, report=progress)
+    progress("")
     if out:
         found.write(out)
     terminal.answer(found, as_json=as_json, out=out and str(out))
@@ -89,22 +100,21 @@ def replay(
 def fit(
     trace: TraceFile,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the model goes.")] = Path("jct-model"),
+    form: TraceForm = "",
     columns: Columns = None,
     level: Level = 0.9,
-    search: Annotated[
-        int, typer.Option(metavar="N", min=0, max=400, help="Try N settings drawn from a grid, and use the best.")
-    ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Fit a model of how long jobs run to the first nine tenths of a trace, and test it on the rest.
+    """Fit a model of how long jobs run to the first nine tenths of a trace, and test it on the
+    rest.
 
     Example: plait queue fit jobs.csv --columns
     submit=submit_time,duration=duration,gpus=num_gpu,group=cluster
     """
     from plait.api.durations import fit_durations
 
-    found = fit_durations(trace, out, columns=columns, level=level, draws=search, told=tell)
-    tell("")
+    found = fit_durations(trace, out, form=form, columns=columns, level=level, progress=progress)
+    progress("")
     terminal.answer(found, as_json=as_json)
 
 
@@ -112,6 +122,7 @@ def fit(
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder of plait queue fit.")],
     trace: TraceFile,
+    form: TraceForm = "",
     columns: Columns = None,
     last: Annotated[int, typer.Option(help="Of how many jobs, the last ones.")] = 20,
     as_json: Json = False,
@@ -123,8 +134,8 @@ def predict(
     from plait.api.durations import predict_durations
 
     _positive("--last", last)
-    found = predict_durations(model, trace, columns=columns, last=last)
-    tell("")
+    found = predict_durations(model, trace, form=form, columns=columns, last=last)
+    progress("")
     if not as_json:
         terminal.passed_over(found.trace.over)
     terminal.answer(found, as_json=as_json)
@@ -143,29 +154,31 @@ def admit(
         bool, typer.Option("--json", help="A line of JSON for every round and everything that is done.")
     ] = False,
 ) -> None:
-    """Watch a reservation, and let jobs start beside it and in it, as a replay of the policy arnold would.
+    """Watch a reservation, and let jobs start beside it and in it, as a replay of the policy arnold
+    would.
 
     Waiting jobs of the partition (or QOS) are held; on Kubernetes, pods behind the scheduling gate
-    plait.dev/admission. Let in are those that fit outside, those that may be preempted, and those that should
-    end before the planned job comes. Others are never touched. docs/queue.md lists the settings.
+    plait.dev/admission. Let in are those that fit outside, those that may be preempted, and those
+    that should end before the planned job comes. Others are never touched. docs/queue.md lists the
+    settings.
 
     Example: plait queue admit reservation=lpj1 partition=gated
     """
-    from plait.api.admitting import AdmitSettings, Admitted, Round, admit_jobs
-    from plait.core.base.codec.words import read_settings
+    from plait.api.admitting import AdmissionAction, AdmitSettings, Round, admit_jobs
+    from plait.core.base.codec.data import read_settings
 
-    def tell(done: Admitted | Round) -> None:
+    def report(done: AdmissionAction | Round) -> None:
         if as_json:
             print(done.to_json())
-        elif isinstance(done, Admitted):
+        elif isinstance(done, AdmissionAction):
             terminal.say(done.line())
         sys.stdout.flush()
 
     asked = read_settings(AdmitSettings, settings or [], file, paths=("model", "trace"))
-    admit_jobs(asked, once=once, dry=dry, tell=tell)
+    admit_jobs(asked, once=once, dry=dry, report=report)
 
 
-# ---- what is asked ----
+# ---- checks of options ----
 
 
 def _positive(option: str, value: float | None) -> None:

@@ -1,4 +1,4 @@
-"""``plait reshard``: how a tensor would get from one layout to another, before it does."""
+"""``plait reshard``: shows how a tensor is moved from one layout to another, without moving it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.groups import Settings, grouped
-from plait.core.base.codec.counts import Count
+from plait.cli.terminal import Settings, grouped
+from plait.core.base.numbers import Count
 
 Draw = Annotated[
     list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")
@@ -26,7 +26,7 @@ ITEMSIZE = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor, and the layouts between which it moves."""
+    """Options for the tensor, and for the layouts between which it moves."""
 
     source: Annotated[
         str,
@@ -41,14 +41,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class HostLinks(Settings):
-    """Elements of the tensor, hosts and what their network does, and how the plan is searched."""
+    """Settings for the tensor's elements, the hosts, their network and the communication method."""
 
     dtype: Annotated[str, "Type of the tensor's elements."] = "bf16"
     nic: Annotated[str, "Rate of one NIC, each way."] = "10gbit"
     nics_per_host: Annotated[Count, "NICs (rails) of a host, shared out among its ranks in order."] = 1
     latency: Annotated[str, "Time of each message: 50us, 1ms, 0s."] = "50us"
     ranks_per_host: Annotated[Count | None, "Ranks of a host, in order; left out: each row of a mesh is a host."] = None
-    order: Annotated[str, "Search by list, naive, load_balance, greedy, dfs or exact."] = "list"
     way: Annotated[str, "auto, or one for all: send_recv, local_all_gather, global_all_gather, broadcast."] = "auto"
 
 
@@ -59,10 +58,11 @@ def reshard(
     draw: Draw = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show the plan that moves one tensor between meshes: unit tasks, senders, order, way, predicted time
-    against the lower bound, and every NIC's use.
+    """Show the plan that moves one tensor between meshes: unit tasks, senders, order, way,
+    predicted time against the lower bound, and every NIC's use.
 
-    Example: plait reshard --from "(2,4) R S0 R" --to "(2,4) S0 R R" --shape 1024,1024,512 dtype=int32
+    Example: plait reshard --from "(2,4) R S0 R" --to "(2,4) S0 R R" --shape 1024,1024,512
+    dtype=int32
     """
     from plait.api.resharding import explain_reshard, fabric_of
     from plait.core.base.errors import ReshardError
@@ -80,7 +80,7 @@ def reshard(
         ranks_per_host=fabric.ranks_per_host,
     )  # fmt: skip
     way = None if fabric.way == "auto" else fabric.way
-    found = explain_reshard(Reshard(first, second, sizes, itemsize), links, order=fabric.order, way=way)
+    found = explain_reshard(Reshard(first, second, sizes, itemsize), links, way)  # type: ignore[arg-type]
     shape = "x".join(map(str, sizes)) or "scalar"
     found = replace(found, title=f"{first} -> {second}, {fabric.dtype} {shape}, {fabric.nic}")
     for path in draw or []:

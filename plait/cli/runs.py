@@ -23,8 +23,8 @@ def runs(
 ) -> None:
     """List runs: their state, step, loss, when they were started, and where.
 
-    running; waiting (Slurm has not started it); ended; stopped by a wish; failed; lost (its launcher is
-    gone); new (never started).
+    running; waiting (Slurm has not started it); ended; stopped by a wish; failed; lost (its
+    launcher is gone); new (never started).
     """
     from plait.api.runs import cluster_runs, list_runs, namespace
 
@@ -41,10 +41,11 @@ def stop(
     wait: Annotated[float, typer.Option(metavar="SECONDS", help="Wait so long for its end.")] = 120.0,
     on: On = "local",
 ) -> None:
-    """Stop a run wherever it runs: its ranks save a checkpoint and end. The same command goes on with it.
+    """Stop a run wherever it runs: its ranks save a checkpoint and end. The same command goes on
+    with it.
 
-    A run that does not run is left as it is. Exit status 1 if it still runs after --wait: --kill ends it
-    then.
+    A run that does not run is left as it is. Exit status 1 if it still runs after --wait: --kill
+    ends it then.
     """
     from plait.api.runs import find_run, namespace
     from plait.api.stopping import stop_in_cluster, stop_run
@@ -56,7 +57,7 @@ def stop(
         done = stop_in_cluster(cluster, run, at_once=kill, wait=wait, say=terminal.aside)
     else:
         done = stop_run(find_run(run, folder), at_once=kill, wait=wait, say=terminal.aside)
-    terminal.text(done.told)
+    terminal.text(done.message)
     raise typer.Exit(0 if done.ended else 1)
 
 
@@ -68,7 +69,8 @@ def logs(
     last: Annotated[int, typer.Option(metavar="LINES", help="So many lines of each at most; 0: all.")] = 0,
     on: On = "local",
 ) -> None:
-    """Print what ranks have printed, each line with whose it is: of a run that goes on, or has ended.
+    """Print what ranks have printed, each line with whose it is: of a run that goes on, or has
+    ended.
 
     Logs of attempts that failed are in logs/attempt-N of the run's folder.
     """

@@ -1,4 +1,4 @@
-"""``plait schedule``: look at a pipeline schedule before it costs anything."""
+"""``plait schedule``: shows a pipeline schedule and its predicted cost."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Annotated, Literal
 import typer
 
 from plait.cli import terminal
-from plait.cli.groups import Settings, grouped
-from plait.core.base.codec.counts import Count
+from plait.cli.terminal import Settings, grouped
+from plait.core.base.numbers import Count
 
 LONGEST = 1e12
-"""Of a cost, in whatever unit."""
+"""The largest time of an op or transfer, in any unit."""
 
 
 @dataclass(frozen=True)
-class Drawn(Settings):
-    """How large a schedule is, how its stages are joined, and what its ops take."""
+class ScheduleSettings(Settings):
+    """Settings for the size of a schedule, the edges between its stages, and the times of its
+    ops."""
 
     pp: Annotated[Count, "Pipeline ranks."] = 4
     micro_batches: Annotated[Count, "Micro-batches of one step."] = 8
@@ -33,7 +34,7 @@ class Drawn(Settings):
 
     @property
     def parts(self) -> tuple[float, float, float]:
-        """Of a forward, an input gradient and a weight gradient."""
+        """The times of a forward, an input gradient and a weight gradient."""
         from plait.core.base.errors import ScheduleError
 
         given = _times(self.costs, "costs")
@@ -49,7 +50,7 @@ def schedule(
         str,
         typer.Argument(metavar="NAME", help="gpipe, 1f1b, eager-1f1b, slack-1f1b, interleaved, zb-h1, ... or a file."),
     ],
-    drawn: Drawn,
+    drawn: ScheduleSettings,
     draw: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf). Repeatable."),
@@ -59,8 +60,8 @@ def schedule(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Draw a pipeline schedule, with its bubble and memory, simulated and by formula. NAME may be a file with
-    a hand-written one.
+    """Draw a pipeline schedule, with its bubble and memory, simulated and by formula. NAME may be a
+    file with a hand-written one.
 
     Example: plait schedule zb-h1 pp=4 micro_batches=8 costs=1,1,1 transfer=0.2
     """
@@ -102,7 +103,7 @@ def _edge(text: str) -> tuple[int, int]:
 
 
 def _times(text: str, key: str) -> list[float]:
-    """One time for all boundaries, or several."""
+    """Return one time for all boundaries, or several times. Raises ScheduleError for other text."""
     from plait.core.base.errors import ScheduleError
 
     try:

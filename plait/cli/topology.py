@@ -1,4 +1,4 @@
-"""``plait topology``: what a cluster's network looks like and what its nodes are doing."""
+"""``plait topology``: shows a cluster's network and the states of its nodes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import typer
 from typer.core import TyperGroup
 
 from plait.cli import terminal
-from plait.cli.groups import Settings, grouped
-from plait.core.base.codec.counts import Count, Natural
+from plait.cli.terminal import Settings, grouped
+from plait.core.base.numbers import Count, Natural
 
 if TYPE_CHECKING:
     from plait.api.topologies import TopologyAnswer
 
 
 class _ShowsFiles(TyperGroup):
-    """What is no command is a file to show: ``plait topology FILE``."""
+    """A group of commands that takes any other word as a file to show: ``plait topology FILE``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As ``show FILE``."""
+        """Parse arguments; put ``show`` before a word that is no command."""
         if args and not {"--help", *self.commands} & {args[0]}:
             args = ["show", *args]
         return super().parse_args(ctx, args)
@@ -44,7 +44,7 @@ LevelOption = Annotated[
 
 @dataclass(frozen=True)
 class TopologyReading(Settings):
-    """How a topology is read, and what else is known of its nodes."""
+    """Settings for the reading of a topology, and for further facts about its nodes."""
 
     format: Annotated[str, "Format of the file, if not found by its content."] = ""
     name: Annotated[str, "Which of several topologies of a file."] = ""
@@ -55,7 +55,8 @@ class TopologyReading(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Generated(Settings):
-    """A cluster that is made up: its size, how many of its nodes are taken, what a node has, and a leaf."""
+    """Settings of a generated cluster: its size, the share of nodes in use, and the hardware of a
+    node and of a leaf."""
 
     minipods: Annotated[Count, "Switches below the top."]
     nodes: Annotated[Count, "Nodes of all minipods together."]
@@ -66,12 +67,12 @@ class Generated(Settings):
     seed: Annotated[int, "The same makes the same cluster."] = 0
     gpus_per_node: Annotated[Natural, "GPUs of a node."] = 8
     nics_per_node: Annotated[Natural, "NICs of a node, each on a rail of its own."] = 8
-    uplinks: Annotated[Natural, "Uplinks of a leaf, on each rail. 0: not told."] = 0
+    uplinks: Annotated[Natural, "Uplinks of a leaf, on each rail. 0: unknown."] = 0
 
 
 @dataclass(frozen=True)
 class Output:
-    """What becomes of a topology."""
+    """Options for the output of a topology."""
 
     level: LevelOption = ""
     draw: Draw = None
@@ -120,7 +121,7 @@ def show(
         tolerated=reading.tolerate,
     )
     placed = read_groups(groups) if groups else {}
-    _give(TopologyAnswer(topology, output.level, placed, remarks), output)
+    _output(TopologyAnswer(topology, output.level, placed, remarks), output)
     terminal.remarked(remarks.notes, remarks.over)
 
 
@@ -142,22 +143,22 @@ def generate(cluster: Generated, output: Output) -> None:
         sizes, busy=cluster.busy, down=cluster.down, seed=cluster.seed, hardware=hardware,
         uplinks=cluster.uplinks or None,
     )  # fmt: skip
-    _give(TopologyAnswer(topology, output.level), output)
+    _output(TopologyAnswer(topology, output.level), output)
 
 
-def _give(found: TopologyAnswer, output: Output) -> None:
+def _output(answer: TopologyAnswer, output: Output) -> None:
     """Draw, write, print or show a topology."""
     out, convert, as_json = output.out, output.convert, output.as_json
     for file in output.draw or []:
         with _written(file):
-            found.draw(file)
+            answer.draw(file)
     if out:
         with _written(out):
-            found.write(out, convert)
+            answer.write(out, convert)
     if convert and not out and not as_json:
-        typer.echo(found.written(convert), nl=False)
+        typer.echo(answer.to_text(convert), nl=False)
     else:
-        terminal.answer(found, as_json=as_json)
+        terminal.answer(answer, as_json=as_json)
 
 
 @contextmanager

@@ -1,27 +1,31 @@
-"""``plait train``: from a job file to a trained model, on this machine or on an emulated cluster."""
+"""``plait train``: from a job file to a trained model, on this machine, an emulated cluster, Slurm
+or Kubernetes."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from plait.cli import terminal
-from plait.cli.groups import grouped
+from plait.cli.terminal import grouped
+from plait.core.base.text import printable
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
-    from plait.api.training import Prepared
+    from plait.api.training import PreparedRun
 
 WIDTH = 100
-"""Columns of a log, also of one in a file, which somebody reads."""
+"""The width of a log in columns, also of a log in a file, which people read."""
 
 
 @dataclass(frozen=True)
 class Where:
-    """Where ranks run."""
+    """Options for the launch target."""
 
     on: Annotated[
         str,
@@ -45,7 +49,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Trial:
-    """What is checked and shown instead of training."""
+    """Options for checks in place of training."""
 
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check the job, and show what it takes of every rank.")
@@ -77,15 +81,14 @@ def train(
 ) -> None:
     """Train; the same command resumes a run that was stopped or killed.
 
-    Settings stand in the job file, in the tables [model], [data], [train], [strategy] and [run]: plait job
-    lists them all, plait job KEY explains one, and docs/job.md has the same to read.
+    Settings stand in the job file, in the tables [model], [data], [train], [strategy] and [run]:
+    plait job lists them all, plait job KEY explains one, and docs/job.md has the same to read.
 
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
-    from plait.api.checks import check_ranks, room_of
+    from plait.api.job_check import check_ranks, room_of
     from plait.api.places import place_of, with_table
-    from plait.api.summary import what_runs
-    from plait.api.training import prepare, start_run, write_plan
+    from plait.api.training import describe_run, prepare, start_run, write_plan
     from plait.core.base.text import paragraph
     from plait.core.job.spec import naming
 
@@ -98,21 +101,21 @@ def train(
             _write_manifests(trial.write, job, given, place)
         if trial.dry_run or trial.write:
             return
-        # torchrun's ranks may stand on other machines too
-        ready = prepare(job, given, place, refuse=not plan_only)
+        # torchrun's ranks may run on other machines, too
+        ready = prepare(job, given, place, check_memory=not plan_only)
         _remark(ready)
     if spares := check_ranks(ready.plan, place, where.on):
         terminal.text(spares)
-    for line in paragraph(what_runs(ready.plan, room_of(ready.plan, place)), WIDTH, "  ").splitlines():
+    for line in paragraph(describe_run(ready.plan, room_of(ready.plan, place)), WIDTH, "  ").splitlines():
         terminal.say(line)
-    if plan_only:  # whoever asks holds the run's lock
+    if plan_only:  # the caller holds the run's lock
         write_plan(ready)
     else:
-        raise typer.Exit(start_run(ready, place, follow=where.follow, told=terminal.text))
+        raise typer.Exit(start_run(ready, place, follow=where.follow, report=terminal.text))
 
 
-def _remark(ready: Prepared) -> None:
-    """Say what was chosen and what was not taken."""
+def _remark(ready: PreparedRun) -> None:
+    """Print the planner's choice, and the input that was ignored."""
     if ready.chosen:
         terminal.text(ready.chosen)
     terminal.passed_over(ready.checked.over)
@@ -121,24 +124,24 @@ def _remark(ready: Prepared) -> None:
 
 def _check_options(place: LaunchTarget, trial: Trial, *, follow: bool) -> None:
     """Raise JobError for an option that would be ignored."""
-    from plait.api.places.base import Managed
-    from plait.api.places.kubernetes import InKubernetes
+    from plait.api.places.base import ManagedTarget
+    from plait.api.places.kubernetes import KubernetesTarget
     from plait.core.base.errors import JobError
 
-    if trial.write and not isinstance(place, InKubernetes):
+    if trial.write and not isinstance(place, KubernetesTarget):
         raise JobError("is for --on kubernetes", key="--write", fix="Add it, or leave this out")
     if trial.as_json and not trial.dry_run:
         raise JobError("is for --dry-run; a run's numbers are in its metrics.jsonl", key="--json", fix="Leave it out")
-    if not follow and not isinstance(place, Managed):
+    if not follow and not isinstance(place, ManagedTarget):
         raise JobError("is for --on slurm and kubernetes", key="--no-follow", fix="Leave it out")
 
 
 def _write_manifests(folder: Path, job: Path, overrides: list[str], place: LaunchTarget) -> None:
-    """Write what would be sent to Kubernetes."""
-    from plait.api.places.kubernetes import InKubernetes
+    """Write the manifests that would be sent to Kubernetes."""
+    from plait.api.places.kubernetes import KubernetesTarget
     from plait.api.training import prepare, write_manifests
 
-    assert isinstance(place, InKubernetes)
+    assert isinstance(place, KubernetesTarget)
     ready = prepare(job, overrides, place)
     _remark(ready)
     if note := write_manifests(ready, place, folder):
@@ -149,19 +152,64 @@ def _write_manifests(folder: Path, job: Path, overrides: list[str], place: Launc
 
 
 def _show(file: Path, overrides: list[str], place: LaunchTarget, as_json: bool) -> None:
-    """The dry run: remarks, then the tables, then what would be sent."""
-    from plait.api.places.base import Managed
+    """Print the dry run: remarks, then tables, then what would be submitted."""
+    from plait.api.places.base import ManagedTarget
     from plait.api.training import dry_run
     from plait.core.base.text import Table
 
     found = dry_run(file, overrides, place)
-    if found.chosen and not as_json:
-        terminal.text(found.chosen)
+    if found.choice_note and not as_json:
+        terminal.text(found.choice_note)
     terminal.passed_over(found.checked.over)
     terminal.note(found.checked.note)
     terminal.answer(found, as_json=as_json)
     found.check_fits()
-    if isinstance(place, Managed) and found.job and not as_json:
+    if isinstance(place, ManagedTarget) and found.job and not as_json:
         title, text = place.preview(found.job, found.folder)
         terminal.show([Table(title)])
         terminal.say(text)
+
+
+# ---- trained models ----
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/quickstart.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write.")],
+    step: Annotated[
+        str | None,
+        typer.Option(
+            help="The checkpoint after this step, or best, that with the least evaluation loss; by default the newest "
+            "that is whole."
+        ),
+    ] = None,
+) -> None:
+    """Write a run's checkpoint as a Hugging Face folder: safetensors, configuration and
+    tokenizer."""
+    from plait.api.training import export_run
+
+    exported = export_run(run, out, step)
+    for warning in exported.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    typer.echo(f"{out} holds {run} after step {exported.step}")
+
+
+def sample(
+    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/quickstart.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    tokens: Annotated[int, typer.Option(help="How many tokens to add at most.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Of the random choices; the same seed gives the same text.")] = 0,
+    step: Annotated[str | None, typer.Option(help="Of the checkpoint, or best; the newest if not given.")] = None,
+) -> None:
+    """Continue a text with a run's newest checkpoint: shows what it has learned."""
+    from plait.api.training import sampler
+
+    trained = sampler(run, step)
+    pieces = trained.generate(prompt, tokens=tokens, temperature=temperature, seed=seed)
+    for warning in trained.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    for piece in chain([prompt], pieces):
+        sys.stdout.write(printable(piece, kept="\n\t"))
+        sys.stdout.flush()
+    sys.stdout.write("\n")

@@ -10,7 +10,7 @@ import typer
 from plait.cli import terminal
 
 SIGNS = ("plan.json", "job.toml", "rings", "timeline")
-"""Of which a run's folder has one as soon as it is started."""
+"""Files and folders, at least one of which a run's folder has as soon as the run is started."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -25,20 +25,19 @@ def view(
         typer.Option(metavar="FILE", help="Write the page of one run to FILE.html, which needs no server, and end."),
     ] = None,
 ) -> None:
-    """Show runs as a page in a browser, live or finished: heat map, timeline, the ranks' grid, step time and
-    loss, memory, predicted against measured, attempts, and what plait diagnose says.
+    """Show runs as a page in a browser, live or finished: heat map, timeline, the ranks' grid, step
+    time and loss, memory, predicted against measured, attempts, and what plait diagnose says.
 
     Ctrl-C ends it. Example: plait view runs/quickstart --save page.html
     """
-    from plait.core.base.errors import DataError
+    from plait.core.runs.folder import check_run_folder
     from plait.view.store import watch
 
     if save:
         _save(runs, save)
         return
     for run in runs:
-        if not run.is_dir():
-            raise DataError(f"{run}: no such run folder")
+        check_run_folder(run)
     for run in runs:
         if not any((run / sign).exists() for sign in SIGNS):
             terminal.text(
@@ -47,7 +46,7 @@ def view(
             )
     watched = watch(runs)
     for one in watched:
-        one.look()  # in a thread, while what follows is loaded
+        one.look()  # reads in a thread while the modules below load
     from plait.view.app import make_app, make_server
 
     server = make_server(make_app(watched, local=host in LOOPBACK), host, port)

@@ -1,2 +1,2 @@
-"""What all parts speak of: frozen values and pure functions, in packages. ``__all__`` of a package names the
-modules that others may import; the rest are its own."""
+"""Frozen values and pure functions that all other packages share. ``__all__`` of each subpackage
+lists the modules that other packages may import; its further modules are private."""

@@ -1,1 +1,1 @@
-"""Explain what ran, or what would run."""
+"""Explain a recorded run, or the predicted timeline of a plan."""

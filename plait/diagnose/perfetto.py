@@ -1,8 +1,9 @@
-"""Spans as a trace for ui.perfetto.dev: in its protobuf format (TrackEvent), or in the older one of JSON.
+"""Write spans as a trace for ui.perfetto.dev: in its protobuf format (TrackEvent), or in the older
+JSON format.
 
-A process for each rank, a track for what it computes and waits for, one for each axis' communication, and
-further tracks for what would overlap there. An arrow goes from each collective or transfer to the wait that
-it ended, on the receiver for a transfer.
+Each rank is a process with a track for computation and waits, a track for each axis' communication,
+and more tracks for overlapping spans. An arrow goes from each collective or transfer to the wait
+that it ended; for a transfer, to the receiver's wait.
 """
 
 from __future__ import annotations
@@ -10,25 +11,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
 from plait.core.base.files import replacing
-from plait.diagnose.awaited import WAITS, awaited
-from plait.diagnose.places import place_of
+from plait.diagnose.measured.dependencies import WAITS, awaited
+from plait.diagnose.measured.recording import place_of
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
 SEQUENCE = 1
-"""Of packets: one writer."""
-CHUNK = 1000
-"""Packets that are written at once."""
+"""Packet sequence number: the trace has one writer."""
 
 
 class Track(NamedTuple):
-    """A row of the trace. number: above 1 for what overlaps on the rows of its lane before it."""
+    """A row of the trace. number: above 1 for a further row of a lane with overlapping spans."""
 
     rank: int
     lane: str
@@ -36,12 +35,13 @@ class Track(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As it is shown."""
+        """The displayed name."""
         return self.lane if self.number == 1 else f"{self.lane} ({self.number})"
 
 
 class Event(NamedTuple):
-    """The begin or the end of a span. at: ns since the first begin. row: of the table of spans."""
+    """The begin or the end of a span. at: ns since the first begin. row: index in the table of
+    spans."""
 
     at: int
     begins: bool
@@ -50,7 +50,7 @@ class Event(NamedTuple):
 
 
 class SpanFacts(NamedTuple):
-    """What is told of a span. began, ended: ns since the first begin."""
+    """The fields of a span that the trace shows. began, ended: ns since the first begin."""
 
     rank: int
     label: str
@@ -65,7 +65,7 @@ class SpanFacts(NamedTuple):
 
 
 def write_json(spans: pl.DataFrame, path: Path, grid: pl.DataFrame | None = None) -> int:
-    """As ``write_perfetto``, in the older form."""
+    """Write the older JSON format; arguments and result as in ``write_perfetto``."""
     laid = _laid(spans)
     tracks = _tracks(laid)
     number = {track: at for at, track in enumerate(sorted(tracks))}
@@ -78,7 +78,7 @@ def write_json(spans: pl.DataFrame, path: Path, grid: pl.DataFrame | None = None
         for track, tid in number.items()
     ]
     placed = {event.row: number[event.track] for events in tracks.values() for event in events}
-    rows = _told(laid)
+    rows = _span_facts(laid)
     for at, row in enumerate(rows):
         found.append({
             "ph": "X", "pid": row.rank, "tid": placed[at], "name": row.label, "cat": f"{row.kind},{row.direction}",
@@ -96,26 +96,16 @@ def write_json(spans: pl.DataFrame, path: Path, grid: pl.DataFrame | None = None
 
 
 def write_perfetto(spans: pl.DataFrame, path: Path, grid: pl.DataFrame | None = None) -> int:
-    """Spans with axis, lane and meeting, as a recording has them; how many were written. Steps are counted
-    from 1, as wherever people read them. grid: where ranks stand, for the processes' names. The file appears
-    whole or not at all."""
+    """Write spans with axis, lane and meeting, as a recording has them, and return their number.
+    Steps are counted from 1, as in all output for people. grid: coordinates of ranks, for the
+    process names. The file appears completely or not at all."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     laid = _laid(spans)
     with replacing(path) as partial, open(partial, "wb") as file:
-        batch = Trace()
-        for packet in _packets(laid, grid):
-            batch.packet.append(packet)
-            if len(batch.packet) == CHUNK:
-                batch = _flushed(batch, file)
-        _flushed(batch, file)
+        for packet in _packets(laid, grid):  # a trace is the concatenation of its packets
+            file.write(Trace(packet=[packet]).SerializeToString())
     return laid.height
-
-
-def _flushed(batch: Any, file: IO[bytes]) -> Any:
-    """A trace is its packets one after the other, so parts of it may be written apart."""
-    file.write(batch.SerializeToString())
-    return type(batch)()
 
 
 def _packets(laid: pl.DataFrame, grid: pl.DataFrame | None) -> Iterator[TracePacket]:
@@ -123,16 +113,18 @@ def _packets(laid: pl.DataFrame, grid: pl.DataFrame | None) -> Iterator[TracePac
 
     tracks = _tracks(laid)
     ranks = sorted({track.rank for track in tracks})
-    for rank in ranks:
-        yield _process(rank, place_of(grid, rank))
-    uuids = {track: 1 + _process_uuid(ranks[-1]) + number for number, track in enumerate(sorted(tracks))}
+    for rank in ranks:  # track 0 is reserved for the kernel
+        packet = TracePacket()
+        packet.track_descriptor.uuid = packet.track_descriptor.process.pid = rank + 1
+        packet.track_descriptor.process.process_name = place_of(grid, rank)
+        yield packet
+    uuids = {track: ranks[-1] + 2 + number for number, track in enumerate(sorted(tracks))}
     for track, uuid in uuids.items():
         packet = TracePacket()
-        packet.track_descriptor.uuid = uuid
-        packet.track_descriptor.parent_uuid = _process_uuid(track.rank)
+        packet.track_descriptor.uuid, packet.track_descriptor.parent_uuid = uuid, track.rank + 1
         packet.track_descriptor.name = track.name
         yield packet
-    rows = _told(laid)
+    rows = _span_facts(laid)
     starts, ends = _flows(_arrows(laid))
     for number, event in enumerate(_in_order(tracks)):
         packet = TracePacket(timestamp=event.at, trusted_packet_sequence_id=SEQUENCE)
@@ -150,27 +142,16 @@ def _packets(laid: pl.DataFrame, grid: pl.DataFrame | None) -> Iterator[TracePac
                 ("step", row.step + 1), ("slice", row.slice), ("layer", row.layer), ("bytes", row.bytes),
             ):  # fmt: skip
                 told.debug_annotations.add(name=name, int_value=value)
-        elif event.row in ends:  # an arrow goes on in time: a wait may begin before what it waits for, and ends after
+        elif (
+            event.row in ends
+        ):  # an arrow points forward in time: a wait may begin before its collective, but ends later
             told.terminating_flow_ids.append(ends[event.row])
         yield packet
 
 
-def _process_uuid(rank: int) -> int:
-    return rank + 1
-
-
-def _process(rank: int, name: str) -> TracePacket:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
-
-    packet = TracePacket()
-    packet.track_descriptor.uuid = _process_uuid(rank)
-    packet.track_descriptor.process.pid = rank + 1  # 0 is the kernel's
-    packet.track_descriptor.process.process_name = name
-    return packet
-
-
 def _laid(spans: pl.DataFrame) -> pl.DataFrame:
-    """In order of time, with ``began`` and ``ended`` in ns since the first begin, and ``label``."""
+    """Return spans in order of time, with ``began`` and ``ended`` in ns since the first begin, and
+    ``label``."""
     origin = spans["start"].min() or 0.0
     ns = [
         ((pl.col(name) - origin) * 1e9).round().cast(pl.Int64).alias(told)
@@ -180,13 +161,13 @@ def _laid(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.with_columns(*ns, label=named).sort("began", -pl.col("ended"), maintain_order=True)
 
 
-def _told(laid: pl.DataFrame) -> list[SpanFacts]:
+def _span_facts(laid: pl.DataFrame) -> list[SpanFacts]:
     return [SpanFacts(*row) for row in laid.select(SpanFacts._fields).iter_rows()]
 
 
 def _tracks(laid: pl.DataFrame) -> dict[Track, list[Event]]:
-    """The events of every track, in order. On a track two spans are apart, or one lies within the other:
-    ends are told by nothing but their order."""
+    """Return the events of every track, in order. Two spans on a track are disjoint or nested,
+    since only the order of events matches an end to its begin."""
     found: dict[Track, list[Event]] = {}
     lanes: dict[tuple[int, str], list[tuple[Track, list[Event], list[tuple[int, int]]]]] = {}
     for row, (rank, lane, began, ended) in enumerate(laid.select("rank", "lane", "began", "ended").iter_rows()):
@@ -208,27 +189,29 @@ def _tracks(laid: pl.DataFrame) -> dict[Track, list[Event]]:
 
 
 def _close(track: Track, events: list[Event], opened: list[tuple[int, int]], until: int | None) -> None:
-    """End what has ended; all of it if no moment is given."""
+    """Append the end of every open span that ends by ``until``; None: of all open spans."""
     while opened and (until is None or opened[-1][0] <= until):
         ended, row = opened.pop()
         events.append(Event(ended, False, row, track))
 
 
 def _in_order(tracks: Mapping[Track, Sequence[Event]]) -> list[Event]:
-    """By time. At one moment communication first, so that arrows start before they end; on a track nothing
-    changes places."""
+    """Return all events by time. At equal times communication comes first, so that arrows start
+    before they end; the order within a track stays."""
     order = sorted(tracks, key=lambda track: (track.lane == "processor", track))
     return sorted((event for track in order for event in tracks[track]), key=lambda event: event.at)
 
 
 def _arrows(laid: pl.DataFrame) -> list[tuple[int, int]]:
-    """Rows of waits and of what they waited for; not where clocks let that begin after the wait has ended."""
+    """Return the rows of waits and of the spans that they waited for. Pairs whose span begins after
+    the wait ended, by differing clocks, are left out."""
     began, ended = laid["began"].to_list(), laid["ended"].to_list()
     return [(wait, on) for wait, on in awaited(laid).iter_rows() if began[on] <= ended[wait]]
 
 
 def _flows(arrows: Sequence[tuple[int, int]]) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """Numbers of the arrows that start at a row, and of the one that ends at it."""
+    """Return the numbers of the arrows that start at each row, and of the arrow that ends at each
+    row."""
     starts: dict[int, list[int]] = {}
     for flow, (_, on) in enumerate(arrows, 1):
         starts.setdefault(on, []).append(flow)

@@ -1,42 +1,61 @@
-"""The report of a run: what was found, as plain values, and a page that tells it."""
+"""Report on a run: the findings as plain values (JSON), and as a page of text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from plait.core.base.passed_over import PassedOver
-from plait.core.base.text import Column, Part, Shown, Table, counted, duration, in_bytes
+from plait.core.base.ignored_input import IgnoredInput
+from plait.core.base.text import Column, Part, Shown, Table, counted, duration, in_bytes, seconds_text
 from plait.core.runs.evidence import Verdict
-from plait.diagnose.compare import Prediction
-from plait.diagnose.imbalance import BatchImbalance, StageImbalance
-from plait.diagnose.late import Late
-from plait.diagnose.memory_use import MemoryUse
-from plait.diagnose.network import SlowNetwork
-from plait.diagnose.peers import Lateness
-from plait.diagnose.progress import CheckpointPauses, Goodput, Loss
-from plait.diagnose.shares import Drift, MeanStep, StepTimes
-from plait.diagnose.stragglers import Straggler, Verdicts
-from plait.diagnose.utilisation import Utilisation
-from plait.diagnose.verdict_words import WORTH, short_time, verdict_words
-from plait.diagnose.what_if import WhatIf
+from plait.diagnose.measured.compare import Prediction
+from plait.diagnose.measured.reading import RecordedRun
+from plait.diagnose.measured.recording import Recording
+from plait.diagnose.measured.run_files import UniformRun
+from plait.diagnose.measured.shares import Drift, MeanStep, StepTimes, drift_of, mean_step, steps_of
+from plait.diagnose.verdicts.bottlenecks import (
+    BatchImbalance,
+    Late,
+    SlowNetwork,
+    StageImbalance,
+    batches_of,
+    late_of,
+    slow_network,
+    stages_of,
+)
+from plait.diagnose.verdicts.progress import (
+    CheckpointPauses,
+    Goodput,
+    Loss,
+    MemoryUse,
+    Utilisation,
+    checkpoints_of,
+    goodput_of,
+    loss_of,
+    memory_use,
+    utilisation_of,
+)
+from plait.diagnose.verdicts.stragglers import Straggler, Verdicts, verdicts
+from plait.diagnose.verdicts.verdict_words import WORTH, verdict_words
+from plait.diagnose.verdicts.what_if import WhatIf, what_if
 
-VERSION = 2
 ROWS = 8
-"""Rows of a table on the page, at most."""
+"""Most rows of a table on the page."""
 WASTED = 1.1
-"""Memory measured, of what is predicted, from which on it is said what else is in it."""
+"""Ratio of measured to predicted memory above which the page explains the difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Shown):
-    """name: of the run or trace. axes: degrees, as far as ranks differ on them; none where nobody knows where
-    ranks stand. costs: seconds by which a step would be shorter without each straggler; None where no spans
-    were kept to replay, or where traces of others do not tell which messages belong together. late: of
-    recordings of others, a rank whose host is late. network: one that is slow for all who share it. hang: why
-    it hung, by what its launcher wrote down; None where nothing was. passed_over: what of its files was not
-    taken."""
+    """The findings on a run. name: of the run or trace. axes: degrees of the axes on which ranks
+    differ; empty if coordinates are unknown.
+
+    costs: seconds by which a step would be shorter without each straggler; None without spans to
+    replay, or if an imported trace does not identify messages. late: a rank whose host is late, for
+    imported recordings. network: a network that is slow for all ranks. hang: why the run hung, as
+    its launcher recorded it; None if unrecorded. passed_over: skipped content of the run's files.
+    """
 
     name: str
     ranks: int
@@ -58,58 +77,55 @@ class Report(Shown):
     late: Late | None = None
     network: SlowNetwork | None = None
     hang: Verdict | None = None
-    passed_over: PassedOver = field(default_factory=PassedOver)
+    passed_over: IgnoredInput = field(default_factory=IgnoredInput)
     notes: tuple[str, ...] = ()
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
-        """Stragglers that are named."""
+        """The named stragglers."""
         return self.verdicts.stragglers
 
     def to_dict(self) -> dict[str, Any]:
-        """Values for JSON. Steps are counted from 1, as in metrics.jsonl."""
-        spread = self.verdicts.spread
+        """Return the values for JSON. Steps are counted from 1, as in metrics.jsonl."""
+        spread, mean, what_if = self.verdicts.spread, self.mean, self.what_if
+        costs = zip(self.stragglers, self.costs, strict=True)
         return {
-            "version": VERSION,
             "run": self.name,
             "ranks": self.ranks,
             "hang": self.hang and asdict(self.hang),
             "axes": dict(self.axes),
-            "steps": self.steps and self.steps._asdict() | _counted(
-                first=self.steps.first, last=self.steps.last, longest_at=self.steps.longest_at
-            ),
+            "steps": _values(self.steps, steps=("first", "last", "longest_at")),
             "stragglers": [
-                _straggler(one, cost) for one, cost in zip(self.stragglers, self.costs, strict=True)
+                _values(one, steps=("since", "until"), without=("parts",)) | {"cost_seconds_per_step": cost}
+                for one, cost in costs
             ],
-            "late": self.late and self.late._asdict(),
-            "network": self.network
-            and self.network._asdict() | _counted(since=self.network.since, until=self.network.until),
-            "lateness": [_late_rank(one) for one in self.verdicts.lateness],
+            "late": _values(self.late),
+            "network": _values(self.network, steps=("since", "until")),
+            "lateness": [_values(one, steps=("since",)) for one in self.verdicts.lateness],
             "nearest": {
                 "rank": spread.unit, "z": spread.z, "named_from": spread.named_from, "by": self.verdicts.nearest_by
             },
             "comparable_ranks": self.verdicts.comparable,
-            "arrivals": [vars(one) for one in self.verdicts.arrivals],
-            "shares": [one._asdict() for one in self.mean.parts] if self.mean else [],
-            "mean_step": self.mean and {"seconds": self.mean.seconds, "count": self.mean.count}
-            | _counted(first=self.mean.first, last=self.mean.last),
-            "what_if": self.what_if and _what_if(self.what_if),
-            "stages": self.stages and self.stages._asdict(),
-            "micro_batches": self.batches and self.batches._asdict(),
-            "drift": self.drift
-            and {**self.drift._asdict(), "by": self.drift.by, "of": self.drift.of, "share": self.drift.share},
+            "arrivals": [_values(one) for one in self.verdicts.arrivals],
+            "shares": [_values(one) for one in mean.parts] if mean else [],
+            "mean_step": _values(mean, steps=("first", "last"), without=("parts",)),
+            "what_if": what_if
+            and _values(what_if, ("slowdown",)) | {"worst": [_values(one) for one in what_if.worst[:5]]},
+            "stages": _values(self.stages),
+            "micro_batches": _values(self.batches),
+            "drift": _values(self.drift, ("by", "of", "share")),
             "predicted": self.prediction and _prediction(self.prediction, self.steps),
-            "loss": self.loss and self.loss._asdict(),
-            "checkpoints": self.checkpoints and self.checkpoints._asdict(),
-            "goodput": self.goodput and {**self.goodput._asdict(), "share": self.goodput.share},
-            "memory": [one._asdict() for one in self.memory],
-            "utilisation": self.utilisation and self.utilisation._asdict(),
+            "loss": _values(self.loss),
+            "checkpoints": _values(self.checkpoints),
+            "goodput": _values(self.goodput, ("share",)),
+            "memory": [_values(one) for one in self.memory],
+            "utilisation": _values(self.utilisation),
             "passed_over": self.passed_over.rows(),
             "notes": list(self.notes),
         }  # fmt: skip
 
     def parts(self) -> Iterator[Part]:
-        """A page for people."""
+        """Yield the parts of the page for people."""
         axes = ", ".join(f"{axis} {n}" for axis, n in self.axes.items())
         yield Table(f"{self.name}: {counted(self.ranks, 'rank')}{f' ({axes})' if axes else ''}")
         for told in (_hang, _steps, verdict_words, _shares, _not_equal, _predicted, _memory, _progress):
@@ -117,35 +133,26 @@ class Report(Shown):
         yield from (f"note: {note}" for note in self.notes)
 
 
-def _counted(**steps: int) -> dict[str, int]:
-    return {key: step + 1 for key, step in steps.items()}
-
-
-def _late_rank(one: Lateness) -> dict[str, Any]:
-    return one._asdict() | (_counted(since=one.since) if one.since is not None else {})
-
-
-def _straggler(one: Straggler, cost: float | None) -> dict[str, Any]:
-    return {
-        **{name: value for name, value in vars(one).items() if name != "parts"},
-        "ranks": list(one.ranks), "hosts": list(one.hosts),
-        **_counted(since=one.since, until=one.until), "cost_seconds_per_step": cost,
-    }  # fmt: skip
-
-
-def _what_if(found: WhatIf) -> dict[str, Any]:
-    worst = [worker._asdict() for worker in found.worst[:5]]
-    return {**vars(found), "worst": worst, "costs": list(found.costs), "slowdown": found.slowdown}
+def _values(one: Any, more: Sequence[str] = (), *, steps: Sequence[str] = (), without: Sequence[str] = ()) -> Any:
+    """Return the fields of a value, without ``without``, and the properties ``more``; None for
+    None. steps: fields that count steps from 0, returned counted from 1."""
+    if one is None:
+        return None
+    values = one._asdict() if hasattr(one, "_asdict") else dict(vars(one))
+    for name in steps:
+        values[name] = None if values[name] is None else values[name] + 1
+    found = {
+        name: list(value) if type(value) is tuple else value for name, value in values.items() if name not in without
+    }
+    return found | {name: getattr(one, name) for name in more}
 
 
 def _prediction(found: Prediction, steps: StepTimes | None) -> dict[str, Any]:
-    return {
+    return _values(found, steps=("first", "last"), without=("seconds", "steps")) | {
         "rows": [row.named("axis") for row in found.rows],
-        "overlap": [{**one._asdict(), "missed": one.missed} for one in found.overlap],
+        "overlap": [_values(one, ("missed",)) for one in found.overlap],
         "step_seconds": found.seconds and {"predicted": found.seconds, "measured": steps and steps.median},
-        "matched": found.matched,
         "count": found.steps,
-        **_counted(first=found.first, last=found.last),
     }
 
 
@@ -167,20 +174,20 @@ def _steps(report: Report) -> Iterator[Part]:
         return
     speed = f", {steps.tokens_per_second:,.0f} tokens/s" if steps.tokens_per_second else ""
     yield (
-        f"{steps.count} steps ({steps.first + 1} to {steps.last + 1}), median {short_time(steps.median)} (10 % under "
-        f"{short_time(steps.p10)}, 10 % over {short_time(steps.p90)}), longest {short_time(steps.longest)} at step "
-        f"{steps.longest_at + 1}{speed}"
+        f"{steps.count} steps ({steps.first + 1} to {steps.last + 1}), median {seconds_text(steps.median)} (10 % under "
+        f"{seconds_text(steps.p10)}, 10 % over {seconds_text(steps.p90)}), longest {seconds_text(steps.longest)} at "
+        f"step {steps.longest_at + 1}{speed}"
     )
     if report.utilisation:
-        yield report.utilisation.told
+        yield report.utilisation.sentence
 
 
-# ---- where steps go ----
+# ---- breakdown of the step ----
 
 
 def _shares(report: Report) -> Iterator[Part]:
-    from plait.diagnose.recording import AFTER
-    from plait.diagnose.shares import NAMES
+    from plait.diagnose.measured.recording import AFTER
+    from plait.diagnose.measured.shares import NAMES
 
     mean, drift = report.mean, report.drift
     rows = [
@@ -194,17 +201,18 @@ def _shares(report: Report) -> Iterator[Part]:
     if mean and rows:
         yield ""
         some = 4 if any(row[3] is not None for row in rows) else 3
-        header = ("where it goes", Column("time", short_time), "share",
-                  Column("for the last to come", short_time, none=""))  # fmt: skip
+        header = ("where it goes", Column("time", seconds_text), "share",
+                  Column("waiting for the last rank", seconds_text, none=""))  # fmt: skip
         title = (
-            f"the mean rank's mean step, {short_time(mean.seconds)}, over {counted(mean.count, 'step')} ({_span(mean)})"
+            f"the mean rank's mean step, {seconds_text(mean.seconds)}, over {counted(mean.count, 'step')} "
+            f"({_span(mean)})"
         )
         yield Table(title, header[:some], [row[:some] for row in rows[: ROWS + 2]])
     if drift:
         word = "longer" if drift.share > 0 else "shorter"
         yield (
-            f"Steps became {abs(drift.share):.0%} {word}: {short_time(drift.first)} in the first quarter, "
-            f"{short_time(drift.last)} in the last{_grew(drift)}."
+            f"Steps became {abs(drift.share):.0%} {word}: {seconds_text(drift.first)} in the first quarter, "
+            f"{seconds_text(drift.last)} in the last{_grew(drift)}."
         )
 
 
@@ -213,25 +221,25 @@ def _span(mean: MeanStep) -> str:
 
 
 def _grew(drift: Drift) -> str:
-    """The part that changed most, and its share of the change."""
-    from plait.diagnose.shares import NAMES
+    """Return the part that changed most, with its share of the change, as text."""
+    from plait.diagnose.measured.shares import NAMES
 
     if not drift.grew:
-        return "; what changed is not known of steps whose sums an earlier version wrote"
-    what = f"{NAMES.get(drift.grew, drift.grew)} ({short_time(drift.before)} to {short_time(drift.after)})"
+        return "; the part that changed is unknown: an earlier version wrote these steps' sums"
+    what = f"{NAMES.get(drift.grew, drift.grew)} ({seconds_text(drift.before)} to {seconds_text(drift.after)})"
     if drift.of > 1:
         return f"; {what} changed by more than that, other parts the other way"
     return f"; {drift.of:.0%} of that is {what}{', the largest part' if drift.of < 0.5 else ''}"
 
 
 def _not_equal(report: Report) -> Iterator[Part]:
-    from plait.diagnose.imbalance import ALIKE, HEAVY, UNEVEN
+    from plait.diagnose.verdicts.bottlenecks import ALIKE, HEAVY, UNEVEN
 
     stages, batches = report.stages, report.batches
     if stages and stages.ratio >= HEAVY and not report.stragglers:
         yield (
             f"Stage {stages.heaviest} computes {stages.ratio:.2f} times as long as the other stages' mean: no rank's "
-            "fault; other bounds between stages would help."
+            "fault; other stage boundaries would help."
         )
     if batches and batches.spread >= UNEVEN and batches.alike >= ALIKE and batches.turns >= 0.5:
         yield (
@@ -245,14 +253,14 @@ def _predicted(report: Report) -> Iterator[Part]:
     found = report.prediction
     if not found:
         return
-    from plait.diagnose.compare import MISSED
+    from plait.diagnose.measured.compare import MISSED
 
     yield ""
     rows = [
         (row.kind, row.where or None, row.direction or None, row.predicted or 0.0, row.measured, row.ratio)
         for row in found.rows[:ROWS]
     ]
-    title = f"against the plan, by the costs that it was measured with, over {counted(found.steps, 'step')} " \
+    title = f"compared with the plan's measured costs, over {counted(found.steps, 'step')} " \
         f"({found.first + 1} to {found.last + 1})"  # fmt: skip
     header = ("what", "axis", "direction", Column("predicted ms", _ms), Column("measured ms", _ms),
               Column("ratio", ".2f"))  # fmt: skip
@@ -262,7 +270,7 @@ def _predicted(report: Report) -> Iterator[Part]:
         if one.missed >= MISSED * step:
             yield (
                 f"{one.axis}: {one.planned:.0%} of its communication was to be hidden, and {one.measured:.0%} was: "
-                f"{short_time(one.missed)} of a step that overlap was to save."
+                f"{seconds_text(one.missed)} of a step that overlap was to save."
             )
 
 
@@ -285,7 +293,7 @@ def _memory(report: Report) -> Iterator[Part]:
         )
 
 
-# ---- how it got on ----
+# ---- progress ----
 
 
 def _progress(report: Report) -> Iterator[Part]:
@@ -298,8 +306,8 @@ def _progress(report: Report) -> Iterator[Part]:
     saved = report.checkpoints
     if saved:
         share = f" ({saved.share:.1%} of the time)" if saved.share is not None else ""
-        each = f", each pauses training for {short_time(saved.seconds)}{share}" if saved.seconds is not None else ""
-        last = f", the end waits {short_time(saved.last)} for the last" if saved.last is not None else ""
+        each = f", each pauses training for {seconds_text(saved.seconds)}{share}" if saved.seconds is not None else ""
+        last = f", the end waits {seconds_text(saved.last)} for the last" if saved.last is not None else ""
         said.append(f"{counted(saved.count, 'checkpoint')} kept{each}{last}")
     good = report.goodput
     if good:
@@ -312,10 +320,92 @@ def _progress(report: Report) -> Iterator[Part]:
 def _goodput(good: Goodput) -> str:
     attempts = f" in {good.attempts} attempts" if good.attempts > 1 else ""
     redone = f", {good.redone} step{'s' if good.redone > 1 else ''} done again" if good.redone else ""
-    apart = f"; beside that nobody ran it for {duration(good.apart)}" if good.apart >= 1 else ""
+    apart = f"; no launcher ran for another {duration(good.apart)}" if good.apart >= 1 else ""
     spent = f"{duration(good.productive)} of {duration(good.total)} in steps"
     return f"goodput {good.share:.0%}: {spent}{attempts}{redone}{apart}"
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.2f}"
+
+
+def explain(
+    recording: Recording,
+    name: str,
+    *,
+    run: RecordedRun | None = None,
+    prediction: Prediction | None = None,
+    memory: Mapping[str, int] | None = None,
+    notes: Sequence[str] = (),
+) -> Report:
+    """Return the report on a recording. run: the run's folder, for metrics, checkpoints and
+    attempts. memory: predicted bytes of a rank, by stage."""
+    said, metrics = run.import_remarks if run else None, run.metrics if run else ()
+    some = run.uniform if run else UniformRun(recording, metrics)
+    unknown = set(said.unknown) if said else set[int]()
+    found = verdicts(recording)
+    kept = tuple(one for one in found.stragglers if one.what == "slow link" or not unknown & set(one.ranks))
+    found = replace(found, stragglers=kept, arrivals=found.arrivals if said is None or said.shared_clock else ())
+    replayed, costs = _costs(some.recording, found, linked=not (said and _unlinked(recording)))
+    found = replace(found, stragglers=tuple(costs))
+    in_steps = said is None or said.steps
+    late = None
+    if said and said.shared_clock and not found.stragglers:
+        late = late_of(recording, in_steps=in_steps)
+    late = None if late and late.rank in unknown else late
+    steps = steps_of(some.recording, some.metrics) if in_steps else None
+    planned = run.plan.hosts.rank_rate if run and run.plan and run.plan.hosts else None
+    links = any(one.what == "slow link" for one in found.stragglers)
+    ours = run is not None and bool(run.plan or metrics or run.attempts)
+    return Report(
+        name=name,
+        ranks=recording.ranks,
+        axes=_axes(recording) if run is None or run.plan else {},
+        steps=steps,
+        mean=mean_step(some.recording) if in_steps else None,
+        verdicts=found,
+        costs=tuple(costs.values()),
+        what_if=replayed,
+        stages=stages_of(some.recording),
+        batches=batches_of(some.recording),
+        drift=drift_of(some.recording),
+        prediction=prediction,
+        loss=loss_of(metrics),
+        checkpoints=checkpoints_of(recording, run.folder) if run else None,
+        goodput=goodput_of(recording, run.attempts, metrics, run.last_written) if run and ours else None,
+        memory=memory_use(metrics, memory or {}),
+        utilisation=utilisation_of(some.metrics, steps.median) if steps else None,
+        late=late,
+        network=None if links else slow_network(some.recording, planned, found.stragglers),
+        passed_over=run.passed_over if run else IgnoredInput(),
+        notes=(*notes, *filter(None, (some.note,))),
+    )
+
+
+def _costs(
+    recording: Recording, found: Verdicts, *, linked: bool
+) -> tuple[WhatIf | None, dict[Straggler, float | None]]:
+    """Return the replay, and the stragglers with the cost of each. A slow host whose ranks together
+    cost nothing is replaced by its single ranks. linked: True if the replay propagates the delays
+    of all transfers."""
+    slow = [part for one in found.stragglers if one.what != "slow link" for part in (one, *one.parts)]
+    since = max((one.since for one in found.stragglers), default=None)
+    replayed = what_if(recording, [one.ranks for one in slow], since)
+    costs = dict(zip(slow, replayed.costs, strict=True)) if replayed and linked else {}
+    kept = [
+        part for one in found.stragglers
+        for part in (one.parts if one.parts and costs.get(one, 1.0) <= 0 else (one,))
+    ]  # fmt: skip
+    if replayed and costs:
+        replayed = replace(replayed, costs=tuple(costs[one] for one in kept if one in costs))
+    return replayed, {one: costs.get(one) for one in kept}
+
+
+def _axes(recording: Recording) -> dict[str, int]:
+    return {axis: n for axis in ("pp", "dp", "cp", "tp") if (n := recording.grid[axis].n_unique()) > 1}
+
+
+def _unlinked(recording: Recording) -> bool:
+    """True if a transfer's other end is unknown, so that no replay propagates its delay."""
+    transfers = recording.spans.filter(kind="transfer")
+    return bool(transfers["meeting"].is_null().any())

@@ -1,14 +1,23 @@
-"""What a run's small files tell over time: numbers of every step, and how often it was started."""
+"""Series over a run's steps, its attempts, and a summary of its timeline: a mean step by kind of
+op, and how much communication was hidden."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import polars as pl
+
 from plait.core.cluster.mfu import mfu_of
-from plait.core.runs.memory_peaks import PROCESS, TENSORS
+from plait.core.record.exposure import Exposure
+from plait.core.record.rollup import COMMUNICATION, EXPOSED
+from plait.core.runs.memory_peaks import TENSORS
+from plait.diagnose.measured.compare import GROUP_COLUMNS, LENGTH
+from plait.diagnose.measured.recording import RANK_STEP, Recording, exposed, sum_exposure
+from plait.diagnose.measured.shares import steady_steps, steps_of
 
 SERIES = {
     "seconds": "seconds of a step",
@@ -19,19 +28,16 @@ SERIES = {
     "hidden": "communication hidden",
     "norm": "norm of the gradients",
 }
-"""Of the lines of metrics.jsonl."""
-
-
-APART = (PROCESS, "memory_peak")
-"""Memory that is no tensors': of a whole process, and what earlier versions wrote."""
-
-
-SAID = {TENSORS: "tensors"}
-"""Names of memory in words."""
+"""Series from metrics.jsonl, with their titles."""
 
 
 NEVER = "never trained"
-"""In place of a step."""
+"""Text in place of the last step of an attempt that did none."""
+GROUPS = 5
+"""Groups of steps in the trend of hidden communication."""
+SLOWEST = 3
+"""Most slow steps that are listed."""
+KINDS = ("compute", "wait", "comm", "idle", "transfer", "data", "optimizer", "checkpoint", "evaluation")
 
 
 class StepSeries(NamedTuple):
@@ -43,7 +49,7 @@ class StepSeries(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """A time the run was started. Texts, for people; empty where it is not known."""
+    """A start of the run, as texts for people; empty if unknown."""
 
     number: str
     started: str
@@ -55,7 +61,7 @@ class AttemptRow(NamedTuple):
 
 
 def series_of(metrics: Iterable[Mapping[str, Any]], names: Sequence[str] = tuple(SERIES)) -> list[StepSeries]:
-    """Those of ``names`` that there are. What is no finite number is left out."""
+    """Return the available series in ``names``. Values that are no finite numbers are left out."""
     rows = [line for line in metrics if _number(line.get("step")) is not None]
     found: list[StepSeries] = []
     for name in names:
@@ -70,41 +76,27 @@ def _read(line: Mapping[str, Any], name: str) -> Any:
 
 
 def memory_of(metrics: Sequence[Mapping[str, Any]]) -> list[StepSeries]:
-    """Whatever lines say of tensors' memory, in bytes: a number, or one for each rank (a list, or an
-    object)."""
-    split: list[dict[str, Any]] = []
-    for line in metrics:
-        row: dict[str, Any] = {"step": line.get("step")}
-        for name, value in line.items():
-            if "memory" not in name or name in APART:
-                continue
-            if isinstance(value, list):
-                row |= {f"{name}, rank {rank}": one for rank, one in enumerate(value)}
-            elif isinstance(value, dict):
-                row |= {f"{SAID.get(name, name)}, {key}": one for key, one in value.items()}
-            else:
-                row[name] = value
-        split.append(row)
-    names = list(dict.fromkeys(name for row in split for name in row if name != "step"))
-    return series_of(split, names)
+    """Return the bytes of tensors over steps, for every rank in the metrics."""
+    told = [(line.get("step"), line.get(TENSORS)) for line in metrics]
+    rows = [{"step": step} | {f"tensors, {rank}": size for rank, size in (of if isinstance(of, dict) else {}).items()}
+            for step, of in told]  # fmt: skip
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
+    return series_of(rows, names)
 
 
 def attempts_of(lines: Sequence[Mapping[str, Any]], *, live: bool) -> list[AttemptRow]:
-    """Of attempts.jsonl, as far as its lines tell. live: whether the run goes on; else an attempt that is
-    said to run was cut off with whoever wrote that."""
+    """Return the rows of attempts.jsonl. live: True if the run is still running; otherwise an
+    attempt recorded as running was cut off together with its launcher."""
     found: list[AttemptRow] = []
     for place, line in enumerate(lines, 1):
-        hosts = line.get("hosts")
-        step = next(
-            (line[key] for key in ("step", "step_reached", "reached", "steps") if line.get(key) is not None), ""
-        )
-        step = NEVER if _number(step) == -1 else step
+        hosts, step = line.get("hosts"), line.get("step", line.get("steps", ""))
+        cut_off = line.get("outcome") == "running" and not live
         found.append(
             AttemptRow(
-                str(line.get("number", line.get("attempt", place))), _moment(line.get("started")),
-                _moment(line.get("ended")), "cut off" if line.get("outcome") == "running" and not live
-                else str(line.get("outcome") or ""), str(line.get("cause") or ""),
-                ", ".join(map(str, hosts)) if isinstance(hosts, list) else str(hosts or ""), str(step),
+                str(line.get("attempt", place)), _moment(line.get("started")), _moment(line.get("ended")),
+                "cut off" if cut_off else str(line.get("outcome") or ""), str(line.get("cause") or ""),
+                ", ".join(map(str, hosts)) if isinstance(hosts, list) else str(hosts or ""),
+                NEVER if _number(step) == -1 else str(step),
             )
         )  # fmt: skip
     return found
@@ -117,7 +109,7 @@ def _number(value: Any) -> float | None:
 
 
 def _moment(value: Any) -> str:
-    """Seconds since 1970, or whatever else stands there."""
+    """Return a time, in seconds since 1970, as text; any other value as it is."""
     number = _number(value)
     if number is None:
         return str(value or "")
@@ -125,3 +117,134 @@ def _moment(value: Any) -> str:
         return datetime.fromtimestamp(number, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, OSError, ValueError):
         return str(value)
+
+
+class OpSeconds(NamedTuple):
+    """Seconds of a kind of op in a rank's mean step. seconds: over the last steps, whose spans are
+    kept. all_steps: over all steps, from roll-ups. None if unknown."""
+
+    kind: str
+    site: str
+    direction: str
+    seconds: float | None
+    all_steps: float | None
+
+
+class StepGroup(NamedTuple):
+    """Consecutive steps. hidden: of the steps in the group whose spans are kept, all or a
+    sample."""
+
+    first: int
+    last: int
+    hidden: Exposure
+
+
+class SlowStep(NamedTuple):
+    """A slow step. seconds: of the slowest rank. times: multiple of the median step."""
+
+    step: int
+    seconds: float
+    times: float
+
+
+@dataclass(frozen=True)
+class TimelineSummary:
+    """A summary of a timeline. spans: number of spans kept of the last steps; sampled: of older
+    steps. last, every: the last steps and all steps, over which means are taken, from 0, in order,
+    without the run's first. ranks: ranks with spans.
+
+    waited: seconds of exposed communication in which the rank's program was in a wait. hidden: of
+    the mean rank; zero if spans show communication alone. hidden_first: of rank 0, which
+    metrics.jsonl also holds. hidden_of_all: over all steps; None if roll-ups lack it. slowest: the
+    slowest step first.
+    """
+
+    spans: int
+    sampled: int
+    last: tuple[int, ...]
+    every: tuple[int, ...]
+    ranks: tuple[int, ...]
+    hidden: Exposure
+    hidden_first: Exposure
+    hidden_of_all: Exposure | None
+    waited: float
+    whats: tuple[OpSeconds, ...]
+    trend: tuple[StepGroup, ...]
+    slowest: tuple[SlowStep, ...]
+
+
+def summarise(recording: Recording) -> TimelineSummary:
+    """Return the summary of a recording's timeline, over the same steps as the other diagnoses."""
+    last = steady_steps(recording) if recording.spans.height else []
+    every = [step for step in recording.steps if step > 0] or recording.steps
+    drawn = pl.col("step").is_in([*recording.sampled])
+    spans = recording.spans.filter(pl.col("step").is_in(last))
+    lanes = max(1, spans.select(RANK_STEP).n_unique())
+    by_lane = exposed(recording.spans)
+    of_last = by_lane.filter(pl.col("step").is_in(last)) if _has_work(spans) else by_lane.clear()
+    first = of_last.filter(rank=0)
+    rollup = recording.rollup.filter(pl.col("step").is_in(every)).with_columns(pl.col(GROUP_COLUMNS).cast(pl.String))
+    return TimelineSummary(
+        spans=recording.spans.filter(~drawn).height,
+        sampled=recording.spans.filter(drawn).height,
+        last=tuple(last),
+        every=tuple(every),
+        ranks=tuple(spans["rank"].unique().sort().to_list()),
+        hidden=sum_exposure(of_last, lanes),
+        hidden_first=sum_exposure(first, first.height),
+        hidden_of_all=_of_all(rollup),
+        waited=float(spans.filter(kind="wait").select(LENGTH.sum()).item() or 0.0) / lanes,
+        whats=_whats(spans, rollup, lanes),
+        trend=_trend(by_lane),
+        slowest=_slowest(recording),
+    )
+
+
+def _has_work(spans: pl.DataFrame) -> bool:
+    """True if spans show more than communication, so that hidden communication can be computed.
+    Dumps of hangs do not."""
+    return bool((~spans["kind"].is_in(["comm", "transfer"])).any())
+
+
+def _of_all(rollup: pl.DataFrame) -> Exposure | None:
+    """Return the exposure of the mean rank in the mean step; None if a roll-up with communication
+    lacks it."""
+    communicates = rollup.filter(pl.col("kind").is_in(["comm", "wait"])).select(RANK_STEP).unique()
+    told = rollup.filter(kind=COMMUNICATION)
+    if told.is_empty() or communicates.join(told, on=RANK_STEP, how="anti").height:
+        return None
+    lanes = rollup.select(RANK_STEP).n_unique()
+    still = rollup.filter(kind=EXPOSED)["seconds"].sum()
+    return Exposure(float(told["seconds"].sum()) / lanes, float(still) / lanes)
+
+
+def _whats(spans: pl.DataFrame, rollup: pl.DataFrame, lanes: int) -> tuple[OpSeconds, ...]:
+    own = spans.group_by(GROUP_COLUMNS).agg(seconds=LENGTH.sum() / lanes)
+    every = max(1, rollup.select(RANK_STEP).n_unique())
+    told = rollup.filter(pl.col("kind").is_in(KINDS)).with_columns(
+        site=pl.when(pl.col("site") == "").then(pl.col("kind")).otherwise("site")  # as for spans without a site
+    )
+    all_of_them = told.group_by(GROUP_COLUMNS).agg(all_steps=pl.sum("seconds") / every)
+    both = own.join(all_of_them, on=GROUP_COLUMNS, how="full", coalesce=True)
+    ordered = both.sort(-pl.max_horizontal("seconds", "all_steps"), *GROUP_COLUMNS)
+    return tuple(OpSeconds(*row) for row in ordered.select(*GROUP_COLUMNS, "seconds", "all_steps").iter_rows())
+
+
+def _trend(lanes: pl.DataFrame) -> tuple[StepGroup, ...]:
+    """Return the exposure of ``GROUPS`` groups with equally many steps."""
+    steps = lanes.group_by("step").agg(pl.col(*Exposure._fields).sum()).sort("step")
+    size = max(1, -(-steps.height // GROUPS))
+    groups = [steps.slice(at, size) for at in range(0, steps.height, size)]
+    return tuple(StepGroup(own["step"][0], own["step"][-1], sum_exposure(own)) for own in groups)
+
+
+def _slowest(recording: Recording) -> tuple[SlowStep, ...]:
+    """Return the slowest steps that took at least a quarter longer than the median step."""
+    known = steps_of(recording, ())
+    if known is None or not known.median > 0:
+        return ()
+    slow = sorted(
+        ((seconds, step) for step, seconds in recording.seconds.items() if step > 0 and seconds > 1.25 * known.median),
+        reverse=True,
+    )
+    return tuple(SlowStep(step, seconds, seconds / known.median) for seconds, step in slow[:SLOWEST])

@@ -1,4 +1,5 @@
-"""An emulated cluster on one Linux machine: hosts are network namespaces, links have the rate you ask for."""
+"""An emulated cluster on one Linux machine: hosts are network namespaces, joined by links of a
+chosen rate."""
 
 from plait.lab.lab import Lab
 from plait.lab.network import HostState, LabNetwork

@@ -1,4 +1,4 @@
-"""``Lab``: an emulated cluster for as long as a ``with`` block lasts."""
+"""``Lab``: an emulated cluster that exists while a ``with`` block runs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from plait.core.base.env import rank_base
+from plait.core.base.env import MASTER_PORT, RankEnv, inherited, rank_base
 from plait.core.base.errors import LaunchError
-from plait.core.base.lab_hosts import address
+from plait.core.base.lab_hosts import address, interface, nic_of
 from plait.core.base.process import end_all
-from plait.lab.environment import rank_environment
-from plait.lab.network import LabNetwork, tool
-from plait.lab.registry import LabEntry, note, strike
+from plait.lab.network import INSIDE, LabNetwork, tool
+from plait.lab.registry import LabEntry, register, unregister
 from plait.lab.spec import LabSpec
 
-_KEEPER = Path(__file__).with_name("keeper.py")
-_PROBE = Path(__file__).with_name("probe.py")
 PROBE_PORT = "29499"
-"""Where probes of the network listen, below the port at which ranks meet."""
+"""The port of the network's probes, below the port of the ranks' rendezvous."""
 SWEPT = 2.0
-"""Seconds in which the keeper ends what is left on the hosts; what the kernel does not end it is not waited
-for."""
+"""Seconds to wait for the keeper to kill the processes on the hosts; a process that survives longer
+is not waited for."""
 
 
 class Lab:
-    """Hosts behind rate-limited links, up inside the ``with`` block; every process on them ends with it.
-    nodes: the host of every node of the job, in place of all in their order: what a rank table says.
+    """Hosts behind rate-limited links, up inside the ``with`` block; every process on the hosts
+    ends with the block. nodes: the host of every node of the job, as in a rank table; all hosts in
+    their order by default.
 
     >>> with Lab(LabSpec.parse("2x1@1gbit")) as lab:  # doctest: +SKIP
     ...     lab.popen(1, ["hostname", "-I"]).wait()
@@ -43,7 +40,7 @@ class Lab:
     ) -> None:
         self.spec = spec
         self.nodes = tuple(range(spec.hosts)) if nodes is None else tuple(nodes)
-        self.command = tuple(command)  # what `plait lab list` shows
+        self.command = tuple(command)  # shown by `plait lab list`
         self._wanted_name = name
         self._entry: LabEntry | None = None
         self._keeper: subprocess.Popen[str] | None = None
@@ -60,7 +57,7 @@ class Lab:
         try:
             network = self._start_keeper()
             network.build()
-            self._entry = note(self._wanted_name, self.spec, network, self.command)
+            self._entry = register(self._wanted_name, self.spec, network, self.command)
         except BaseException:
             self.close()
             raise
@@ -74,7 +71,7 @@ class Lab:
     def _start_keeper(self) -> LabNetwork:
         read_end, self._lifeline = os.pipe()
         try:
-            argv = [sys.executable, "-I", "-S", str(_KEEPER), str(self.spec.hosts), str(os.getpid())]
+            argv = [*INSIDE, "keep", str(self.spec.hosts), str(os.getpid())]
             self._keeper = subprocess.Popen(
                 argv, stdin=read_end, stdout=subprocess.PIPE, text=True, cwd="/", start_new_session=True
             )
@@ -88,9 +85,9 @@ class Lab:
         return LabNetwork(self._keeper.pid, tuple(reply["fds"]), reply["userns"], self.spec)
 
     def close(self) -> None:
-        """End every process on the hosts at once, and remove the network. Whom the kernel does not end keeps
-        its host's, and ends it with itself."""
-        end_all(self._ranks)  # before the keeper looks, lest one enters its host behind the keeper's back
+        """End every process on the hosts at once, and remove the network. A process that the kernel
+        cannot end keeps its host's namespace alive until it ends."""
+        end_all(self._ranks)  # before the keeper's sweep, so that no rank enters its namespace after it
         self._ranks.clear()
         if self._lifeline >= 0:
             os.close(self._lifeline)
@@ -101,19 +98,19 @@ class Lab:
             if self._keeper.stdout is not None:
                 self._keeper.stdout.close()
         if self._entry is not None:
-            strike(self._entry)
+            unregister(self._entry)
             self._entry = None
 
     @property
     def entry(self) -> LabEntry:
-        """The lab's line in the list of running labs."""
+        """The lab's entry in the list of running labs. Raises LaunchError if the lab is not up."""
         if self._entry is None:
             raise LaunchError("the lab is not up. Use it inside its `with` block.")
         return self._entry
 
     @property
     def name(self) -> str:
-        """What the lab is called in ``plait lab list``."""
+        """The lab's name in ``plait lab list``."""
         return self.entry.name
 
     @property
@@ -122,15 +119,16 @@ class Lab:
         return self.entry.network
 
     def environment(self, rank: int) -> dict[str, str]:
-        """The variables to add for a rank: torchrun's and the lab's own."""
+        """Return the environment variables to add for a rank: torchrun's and the lab's own."""
         return rank_environment(self.spec, self.name, rank, self.nodes)
 
     def rank_command(self, rank: int, argv: Sequence[str]) -> list[str]:
-        """The command that runs ``argv`` on the host of a rank; it ends with the lab, whoever starts it."""
+        """Return the command that runs ``argv`` on the host of a rank. Its process ends with the
+        lab, whoever starts it."""
         return self.network.enter(self.nodes[self.spec.host_of(rank)], argv)
 
     def popen(self, rank: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start ``argv`` as a rank, in a process group of its own; ``options`` are those of
+        """Start ``argv`` as a rank, in a process group of its own; ``options`` are passed to
         ``subprocess.Popen``."""
         base = options.pop("env", None)
         env = {**(rank_base() if base is None else base), **self.environment(rank)}
@@ -140,11 +138,12 @@ class Lab:
         return process
 
     def reached(self) -> list[set[int]]:
-        """Which hosts each host reaches over the network now, itself included."""
+        """Return, for each host, the hosts that it reaches over the network now, itself included.
+        Raises LaunchError."""
         addresses = [address(host) for host in range(self.spec.hosts)]
         probes = [
             subprocess.Popen(
-                self.network.enter(host, [sys.executable, "-I", "-S", str(_PROBE), str(host), PROBE_PORT, *addresses]),
+                self.network.enter(host, [*INSIDE, "reach", str(host), PROBE_PORT, *addresses]),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
             )
             for host in range(self.spec.hosts)
@@ -178,8 +177,26 @@ class Lab:
         self.network.slow(host, rate)
 
 
+def rank_environment(spec: LabSpec, name: str, rank: int, nodes: Sequence[int]) -> dict[str, str]:
+    """Return a rank's environment variables: torchrun's, and the network interface that gloo uses.
+    nodes: the host of every node."""
+    me = RankEnv(
+        rank=rank,
+        world_size=len(nodes) * spec.ranks_per_host,
+        local_rank=rank % spec.ranks_per_host,
+        local_world_size=spec.ranks_per_host,
+        node_rank=rank // spec.ranks_per_host,
+        master_addr=address(nodes[0]),
+        master_port=MASTER_PORT,  # each lab has its own network, so all labs can use one port
+        lab=name,
+    )
+    threads = inherited().get("OMP_NUM_THREADS", "1")
+    link = interface(nic_of(me.local_rank, me.local_world_size, spec.nics)) if len(nodes) > 1 else "lo"
+    return {**me.variables(), "GLOO_SOCKET_IFNAME": link, "OMP_NUM_THREADS": threads}
+
+
 def _why_not(code: str, message: str) -> str:
-    """One paragraph on why the kernel refused a namespace."""
+    """Return a paragraph that explains why the kernel refused a namespace."""
     if code in ("EPERM", "EACCES", "ENOSPC", "EINVAL", "ENOSYS"):
         return (
             f"the lab may not create network namespaces here ({message}): it needs root, or a kernel that lets "

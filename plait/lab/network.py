@@ -1,12 +1,14 @@
-"""The lab's network: links of hosts to switches, each limited in both directions, changed while it runs.
+"""The lab's network: links from hosts to switches, rate-limited in both directions and changeable
+while the lab runs.
 
-Switches are bridges in a namespace of their own, so the machine's own network is never touched. Host i is the
-far end of the switch's port ``host<i>``, called ``eth0`` inside the host. Of several minipods each has a
-bridge ``sw<p>`` there, whose port ``pod<p>`` leads to the port ``core<p>`` of one more bridge, ``core``:
-whatever crosses minipods shares these links.
+Switches are bridges in a namespace of their own, so the machine's own network is never touched.
+Host i is the far end of the switch's port ``host<i>``, called ``eth0`` inside the host. With
+several minipods, each has a bridge ``sw<p>``; its port ``pod<p>`` leads to the port ``core<p>`` of
+another bridge, ``core``. Traffic between minipods shares these links.
 
-All this stands once for each link that a host has: names of the second have ``n1`` at their end, and the far
-end of ``host<i>n1`` is ``eth1``. Its addresses are a subnet of their own, so a host reaches each by its link.
+All of this exists once per link (NIC) of a host. Names of the second link end in ``n1``, and the
+far end of ``host<i>n1`` is ``eth1``. Each link has a subnet of its own, so an address determines
+the link that carries its traffic.
 """
 
 from __future__ import annotations
@@ -26,14 +28,15 @@ from plait.core.base.lab_hosts import address, format_rate, interface, name, par
 from plait.core.base.process import path_of
 from plait.lab.spec import NO_LIMIT, SEGMENT, LabSpec
 
-TIMER_SLACK = 150e-6  # seconds by which the kernel's timer may be late without a loss of rate
-QUEUE_SECONDS = 20e-3  # how long a packet waits at most in a full queue ...
-SHORTEST_QUEUE = 1 << 21  # bytes; ... unless that holds only a few segments. Only many senders to one host fill a queue
-# Not the machine's own choice, which may pace with a timer per packet (bbr): labs behave alike everywhere,
+TIMER_SLACK = 150e-6  # seconds that the kernel's timer may be late without a loss of rate
+QUEUE_SECONDS = 20e-3  # seconds that a packet waits at most in a full queue
+SHORTEST_QUEUE = 1 << 21  # bytes of a queue at least, for several segments; only many senders to one host fill it
+# Not the machine's default, which may pace with a timer per packet (bbr): so labs behave alike everywhere,
 # and cost less CPU.
 CONGESTION_CONTROL = "cubic"
-INITIAL_WINDOW = 64  # packets, also after a pause: a cluster's transports do not feel their way up after every one
-_SEGMENT_SCRIPT = str(Path(__file__).with_name("segment.py"))
+INITIAL_WINDOW = 64  # packets, also after a pause: a cluster's transports have no slow start after each pause
+INSIDE = (sys.executable, "-I", "-S", str(Path(__file__).with_name("inside.py")))
+"""The command prefix that runs inside.py in a bare interpreter, which starts in milliseconds."""
 _PREFIX = 16
 _QUEUE = "root handle 1: htb default 1"
 _CLASS = re.compile(r"^class htb 1:1 .*?\brate (\S+)", re.MULTILINE)
@@ -41,7 +44,8 @@ _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 
 
 def tool(name: str) -> str:
-    """Full path of a system tool. Raises LaunchError naming the package it comes in."""
+    """Return the full path of a system tool. Raises LaunchError that names the tool's package if
+    the tool is missing."""
     path = path_of(name)
     if path is None:
         raise LaunchError(f"the lab needs the program {name!r}, which is not installed. Install {_PACKAGES[name]}.")
@@ -49,12 +53,12 @@ def tool(name: str) -> str:
 
 
 def shaper(device: str, rate: int | None, mtu: int) -> list[str]:
-    """The commands of tc that let ``rate`` bits per second out of a device; they replace an earlier rate
-    without losing a packet.
+    """Return the tc commands that limit a device to ``rate`` bits per second (None: unlimited);
+    they replace an earlier rate without losing a packet.
 
-    One HTB class and not TBF: HTB passes a packet larger than its bucket and makes the next one wait, so that
-    the 64 KiB segments of TCP need no bucket of their size. A small bucket is what makes a message after a
-    pause take as long as on a real link.
+    The limit is one HTB class, not TBF: HTB passes a packet larger than its bucket and delays the
+    next one, so TCP's 64 KiB segments need no bucket of their size. With a small bucket, a message
+    after a pause takes as long as on a real link.
     """
     bits = NO_LIMIT if rate is None else rate
     bucket = max(mtu + 14, int(bits / 8 * TIMER_SLACK))
@@ -67,13 +71,14 @@ def shaper(device: str, rate: int | None, mtu: int) -> list[str]:
 
 
 def _rail(nic: int) -> str:
-    """What names of a link's switches and ports end with."""
+    """Return the suffix of names of a NIC's switches and ports."""
     return f"n{nic}" if nic else ""
 
 
 @dataclass(frozen=True)
 class HostState:
-    """How each of a host's links is now. address: of the first."""
+    """The present state of a host's links. address: the IP address of its first link. nic: the
+    links' rate."""
 
     host: int
     address: str
@@ -83,7 +88,7 @@ class HostState:
 
 @dataclass(frozen=True)
 class PodState:
-    """How a minipod's link to the core is now."""
+    """The present state of a minipod's link to the core. core: the link's rate."""
 
     pod: int
     core: str
@@ -92,7 +97,8 @@ class PodState:
 
 @dataclass(frozen=True)
 class LabNetwork:
-    """A lab's network, reached through the keeper that holds it; works from any process of the same user."""
+    """A lab's network, accessed through the keeper process that holds it; works from any process of
+    the same user."""
 
     keeper: int
     fds: tuple[int, ...]
@@ -100,19 +106,19 @@ class LabNetwork:
     spec: LabSpec
 
     def enter(self, host: int | None, argv: Sequence[str]) -> list[str]:
-        """The command that runs ``argv`` on a host, or on the switch (None)."""
+        """Return the command that runs ``argv`` on a host, or in the switch's namespace (None)."""
         user = ["--user", "--preserve-credentials"] if self.userns else []
         where = f"/proc/{self.keeper}/" + ("ns/net" if host is None else f"fd/{self.fds[self.checked(host)]}")
         return [tool("nsenter"), f"--target={self.keeper}", *user, f"--net={where}", "--", *argv]
 
     def checked(self, host: int) -> int:
-        """``host`` if there is one of that number."""
+        """Return ``host`` if the lab has a host of that number. Raises JobError if not."""
         if not 0 <= host < len(self.fds):
             raise JobError(f"host {host} does not exist", fix=f"This lab has hosts 0 to {len(self.fds) - 1}")
         return host
 
     def build(self) -> None:
-        """Make switches, the hosts' links and their limits."""
+        """Create the switches, the hosts' links and their rate limits."""
         self._batch(None, "ip", ["link set lo up"])
         for host in range(self.spec.hosts):
             self._batch(host, "ip", ["link set lo up"])
@@ -120,7 +126,7 @@ class LabNetwork:
             self._build(nic)
 
     def _build(self, nic: int) -> None:
-        """The switches of one link of each host."""
+        """Create the switches, links and limits of one NIC of every host."""
         spec, rail, link = self.spec, _rail(nic), interface(nic)
         several = range(spec.pods if spec.pods > 1 else 0)
         bridges = [*(f"sw{pod}{rail}" for pod in range(spec.pods)), *([f"core{rail}"] if several else [])]
@@ -136,7 +142,7 @@ class LabNetwork:
         for host, fd in enumerate(self.fds):
             far_end = f"peer name {link} mtu {spec.mtu} netns /proc/{self.keeper}/fd/{fd}"
             switch.append(f"link add name {name(host)}{rail} mtu {spec.mtu} type veth {far_end}")
-            # Without IPv6 addresses a link is silent until a rank speaks.
+            # Without IPv6 addresses a link carries no packet until a rank sends one.
             switch.append(f"link set {name(host)}{rail} addrgenmode none master sw{spec.pod_of(host)}{rail} up")
         self._batch(None, "ip", switch)
         rates = {f"{name(host)}{rail}": spec.rate for host in range(spec.hosts)}
@@ -152,72 +158,55 @@ class LabNetwork:
             self._batch(host, "tc", [f"qdisc replace dev {link} {_QUEUE}", *shaper(link, spec.rate, spec.mtu)])
         if spec.segment > SEGMENT:
             for host, devices in [(None, [*bridges, *rates]), *((host, [link]) for host in range(spec.hosts))]:
-                self._call(
-                    self.enter(host, [sys.executable, "-I", "-S", _SEGMENT_SCRIPT, str(spec.segment), *devices]), ""
-                )
+                self._call(self.enter(host, [*INSIDE, "segment", str(spec.segment), *devices]), "")
 
-    def cut(self, host: int) -> None:
-        """Pull the host's cables: its packets go nowhere, and none reach it."""
-        self._set(name(self.checked(host)), "down")
+    def cut(self, number: int, *, pod: bool = False) -> None:
+        """Cut the links of a host, or the link between a minipod and the core: no packet passes in
+        either direction."""
+        self._set(self._port(number, pod), "down")
 
-    def heal(self, host: int) -> None:
-        """Plug the host's cables in again."""
-        self._set(name(self.checked(host)), "up")
-
-    def cut_pod(self, pod: int) -> None:
-        """Pull the cable between a minipod and the core."""
-        self._set(f"pod{self.checked_pod(pod)}", "down")
-
-    def heal_pod(self, pod: int) -> None:
-        """Plug a minipod's cable in again."""
-        self._set(f"pod{self.checked_pod(pod)}", "up")
+    def heal(self, number: int, *, pod: bool = False) -> None:
+        """Restore the links that ``cut`` has cut."""
+        self._set(self._port(number, pod), "up")
 
     def _set(self, port: str, state: str) -> None:
         self._batch(None, "ip", [f"link set {port}{_rail(nic)} {state}" for nic in range(self.spec.nics)])
 
-    def slow_pod(self, pod: int, rate: str) -> None:
-        """Give a minipod's link to the core another rate, in both directions."""
-        for port in (f"pod{self.checked_pod(pod)}", f"core{pod}"):
-            self._slow(None, [f"{port}{_rail(nic)}" for nic in range(self.spec.nics)], rate)
-
-    def checked_pod(self, pod: int) -> int:
-        """``pod`` if there is one of that number with a link to a core."""
-        if self.spec.pods == 1:
+    def _port(self, number: int, pod: bool) -> str:
+        """Return the switch's port of a host or a minipod. Raises JobError if the lab has none of
+        that number."""
+        if pod and self.spec.pods == 1:
             raise JobError("this lab has one minipod, and no core", fix="Start one with several: --pods 2")
-        if not 0 <= pod < self.spec.pods:
-            raise JobError(f"minipod {pod} does not exist", fix=f"This lab has minipods 0 to {self.spec.pods - 1}")
-        return pod
+        if pod and not 0 <= number < self.spec.pods:
+            raise JobError(f"minipod {number} does not exist", fix=f"This lab has minipods 0 to {self.spec.pods - 1}")
+        return f"pod{number}" if pod else name(self.checked(number))
 
-    def slow(self, host: int, rate: str) -> None:
-        """Give each of the host's links another rate, in both directions."""
-        port, nics = name(self.checked(host)), range(self.spec.nics)
-        self._slow(None, [f"{port}{_rail(nic)}" for nic in nics], rate)
-        self._slow(host, [interface(nic) for nic in nics], rate)
-
-    def _slow(self, host: int | None, devices: Sequence[str], rate: str) -> None:
-        bits = parse_rate(rate)
-        self._batch(host, "tc", [line for one in devices for line in shaper(one, bits, self.spec.mtu)])
+    def slow(self, number: int, rate: str, *, pod: bool = False) -> None:
+        """Set the rate of a host's links, or of a minipod's link to the core, in both
+        directions."""
+        port, nics, bits = self._port(number, pod), range(self.spec.nics), parse_rate(rate)
+        near = [f"{end}{_rail(nic)}" for end in (port, *([f"core{number}"] if pod else [])) for nic in nics]
+        for host, devices in ((None, near), (number, [] if pod else [interface(nic) for nic in nics])):
+            if devices:
+                self._batch(host, "tc", [line for one in devices for line in shaper(one, bits, self.spec.mtu)])
 
     def state(self) -> list[HostState]:
-        """How each host's links are, as the kernel has the first; all are changed together."""
+        """Return the state of each host's links, read from the first link; all links of a host
+        change together."""
         found = self._links([name(host) for host in range(len(self.fds))])
         return [HostState(host, address(host), rate, cut) for host, (rate, cut) in enumerate(found)]
 
     def pod_state(self) -> list[PodState]:
-        """How each minipod's link to the core is; none where there is no core."""
+        """Return the state of each minipod's link to the core; empty if the lab has one minipod."""
         found = self._links([f"pod{pod}" for pod in range(self.spec.pods)]) if self.spec.pods > 1 else []
         return [PodState(pod, rate, cut) for pod, (rate, cut) in enumerate(found)]
 
-    def rate(self, host: int) -> str:
-        """The rate of a host's links now."""
-        return self._links([name(self.checked(host))])[0][0]
-
-    def pod_rate(self, pod: int) -> str:
-        """The rate of a minipod's link to the core now."""
-        return self._links([f"pod{self.checked_pod(pod)}"])[0][0]
+    def rate(self, number: int, *, pod: bool = False) -> str:
+        """Return the present rate of a host's links, or of a minipod's link to the core."""
+        return self._links([self._port(number, pod)])[0][0]
 
     def _links(self, ports: Sequence[str]) -> list[tuple[str, bool]]:
-        """Of each port its rate, and whether it is cut."""
+        """Return each port's rate, and True if it is cut."""
         links = json.loads(self._call(self.enter(None, [tool("ip"), "-json", "link", "show"]), ""))
         cut = {link["ifname"] for link in links if "UP" not in link["flags"]}
         # Many versions of tc have no JSON form for classes.
@@ -230,7 +219,8 @@ class LabNetwork:
         ]
 
     def _batch(self, host: int | None, program: str, lines: Sequence[str]) -> str:
-        """Several commands of ``ip`` or ``tc`` in one process: what they print."""
+        """Run several ``ip`` or ``tc`` commands in one process, on a host or in the switch's
+        namespace (None); return their output."""
         return self._call(self.enter(host, [tool(program), "-batch", "-"]), "\n".join(lines))
 
     def _call(self, argv: list[str], text: str) -> str:

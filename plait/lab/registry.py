@@ -1,5 +1,5 @@
-"""Which labs run now: one small file per lab, so that another terminal can list them and reach their
-networks."""
+"""The list of running labs: one small file per lab, so that another terminal can list labs and
+reach their networks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import json
 import os
 import re
 import signal
+import stat
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.base.codec.json_text import read_table
-from plait.core.base.errors import JobError
+from plait.core.base.env import inherited
+from plait.core.base.errors import JobError, LaunchError
 from plait.core.base.files import explained
-from plait.lab.environment import runtime_dir
 from plait.lab.network import LabNetwork
 from plait.lab.spec import LabSpec
 
@@ -29,12 +31,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class LabEntry:
-    """A running lab as other processes see it. starter: the process that started it (a shell, most often) by
-    its number and when it began itself."""
+    """A running lab as other processes see it. starter: the process that started it (usually a
+    shell): its pid and start time, in clock ticks since boot."""
 
     name: str
     pid: int
-    started: int  # clock ticks since boot: with the pid it names one process for ever
+    started: int  # clock ticks since boot; with the pid it identifies one process unambiguously
     starter: tuple[int, int]
     spec: LabSpec
     network: LabNetwork
@@ -43,25 +45,12 @@ class LabEntry:
 
     @property
     def alive(self) -> bool:
-        """Whether the lab and the keeper of its network both run still."""
+        """True if the lab's process and its network's keeper are both running."""
         return start_time(self.pid) == self.started and start_time(self.network.keeper) == self.keeper_started
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        network = {"keeper": self.network.keeper, "fds": list(self.network.fds), "userns": self.network.userns}
-        return {
-            "name": self.name,
-            "pid": self.pid,
-            "started": self.started,
-            "starter": self.starter,
-            "spec": str(self.spec),
-            "network": network,
-            "keeper_started": self.keeper_started,
-            "command": list(self.command),
-        }
-
     def report(self) -> dict[str, Any]:
-        """What ``plait lab list --json`` shows: the lab, and each host's link as it is now."""
+        """Return the entry of ``plait lab list --json``: the lab, and the present state of each
+        host's and minipod's links."""
         hosts = [asdict(state) for state in self.network.state()]
         return {
             "name": self.name,
@@ -74,9 +63,10 @@ class LabEntry:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LabEntry:
-        """The inverse of :meth:`to_dict`. Raises KeyError, TypeError, ValueError or JobError for anything
-        else."""
-        spec, told = LabSpec.parse(values["spec"]), values["network"]  # by hand: a lab needs Python alone
+        """Build an entry from the dictionary that ``asdict`` made. Raises KeyError, TypeError,
+        ValueError or JobError for any other value."""
+        # Decoded by hand: a lab needs only the standard library.
+        spec, told = LabSpec(**values["spec"]), values["network"]
         words = [values["name"], *values["command"]]
         if not all(isinstance(word, str) for word in words) or not isinstance(told["userns"], bool):
             raise TypeError("no entry of a lab")
@@ -87,25 +77,46 @@ class LabEntry:
         return LabEntry(words[0], pid, started, (shell, since), spec, network, keeper_started, tuple(words[1:]))
 
 
+def runtime_dir() -> Path:
+    """Return the folder that lists this user's running labs, created if absent; no other user can
+    write there. Raises LaunchError if the folder cannot be made or belongs to another user."""
+    base = inherited().get("XDG_RUNTIME_DIR")
+    folder = (
+        Path(base, "plait-lab")
+        if base and os.path.isdir(base)
+        else Path(tempfile.gettempdir(), f"plait-lab-{os.geteuid()}")
+    )
+    with explained(f"{folder} cannot hold the list of labs", fix="Remove what is there, or set XDG_RUNTIME_DIR"):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
+        raise LaunchError(
+            f"{folder} is a link, or belongs to another user. Remove it, or set XDG_RUNTIME_DIR to a folder of "
+            "your own."
+        )
+    return folder
+
+
 def _fields(pid: int) -> list[bytes] | None:
-    """What the kernel says of a process from its state on (proc(5)); None if it has ended (a zombie has)."""
+    """Return the fields of /proc/PID/stat from the process state on (proc(5)); None if the process
+    has ended (zombies included)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
+            fields = file.read().rpartition(b")")[2].split()  # the name before them may contain any character
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else fields
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it has ended."""
+    """Return the start time of a process in clock ticks since boot; None if it has ended."""
     fields = _fields(pid)
     return None if fields is None else int(fields[19])
 
 
 def _lineage() -> set[tuple[int, int]]:
-    """This process and those above it, as ``LabEntry.starter`` has one; but for the first of the system,
-    which is everybody's."""
+    """Return this process and its ancestors as (pid, start time), as in ``LabEntry.starter``.
+    Process 1, every process's ancestor, is left out."""
     found, pid = set[tuple[int, int]](), os.getpid()
     while pid > 1 and (fields := _fields(pid)):
         found.add((pid, int(fields[19])))
@@ -113,8 +124,9 @@ def _lineage() -> set[tuple[int, int]]:
     return found
 
 
-def note(name: str | None, spec: LabSpec, network: LabNetwork, command: Sequence[str]) -> LabEntry:
-    """Enter a lab of this process in the list, under ``name`` or the first free of lab1, lab2, ..."""
+def register(name: str | None, spec: LabSpec, network: LabNetwork, command: Sequence[str]) -> LabEntry:
+    """Add a lab of this process to the list, under ``name`` or the first free name of lab1, lab2,
+    ... Raises JobError if the name is invalid or taken."""
     if name is not None and not _NAME.fullmatch(name):
         raise JobError(
             f"{name!r} cannot name a lab", fix="Use letters, digits, '.', '_' and '-', beginning with a letter or digit"
@@ -129,18 +141,18 @@ def note(name: str | None, spec: LabSpec, network: LabNetwork, command: Sequence
         entry = LabEntry(
             chosen, pid, start_time(pid) or 0, starter, spec, network, start_time(keeper) or 0, tuple(command)
         )  # fmt: skip
-        (folder / f"{chosen}.json").write_text(json.dumps(entry.to_dict()))
+        (folder / f"{chosen}.json").write_text(json.dumps(asdict(entry)))
     return entry
 
 
-def strike(entry: LabEntry) -> None:
-    """Take a lab off the list."""
+def unregister(entry: LabEntry) -> None:
+    """Remove a lab from the list."""
     with _locked() as folder:
         (folder / f"{entry.name}.json").unlink(missing_ok=True)
 
 
 def running() -> list[LabEntry]:
-    """The labs of this user that run now, by name; what crashed labs left in the list is removed."""
+    """Return this user's running labs, sorted by name; remove entries of crashed labs."""
     with _locked() as folder:
         return _read(folder)
 
@@ -151,18 +163,18 @@ def _read(folder: Path) -> list[LabEntry]:
         try:
             entry = LabEntry.from_dict(read_table(path))
         except (OSError, ValueError, KeyError, TypeError, JobError):
-            entry = None  # half written by a lab that was killed, by another version, or no file
+            entry = None  # half written by a killed lab, of another version, or no file
         if entry is not None and entry.alive:
             entries.append(entry)
         else:
-            with suppress(OSError):  # a folder, which is none of ours
+            with suppress(OSError):  # a folder, which no lab has made
                 path.unlink()
     return entries
 
 
 @contextmanager
 def _locked() -> Iterator[Path]:
-    """The folder of the list, for one process at a time."""
+    """Lock the list for this process; yield its folder."""
     folder = runtime_dir()
     with explained(f"{folder / 'lock'} cannot be opened", fix="Remove it"):
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -174,7 +186,8 @@ def _locked() -> Iterator[Path]:
 
 
 def find(name: str | None = None) -> LabEntry:
-    """The running lab of that name, or the one that this process's shell has started. Raises JobError."""
+    """Return the running lab called ``name``; without a name, the one lab that this process's shell
+    has started. Raises JobError if there is none, or several."""
     entries = running()
     if not entries:
         raise JobError("no lab is running", fix="Start one with: plait lab run 2x1@1gbit -- COMMAND")
@@ -196,7 +209,7 @@ def find(name: str | None = None) -> LabEntry:
 
 
 def stop(entry: LabEntry, seconds: float) -> bool:
-    """Ask a lab to end, as SIGTERM to its process does; whether it has ended within so many seconds."""
+    """Send SIGTERM to a lab's process; return True if the lab has ended within ``seconds``."""
     end = time.monotonic() + seconds
     with suppress(ProcessLookupError):
         handle = os.pidfd_open(entry.pid)

@@ -1,4 +1,4 @@
-"""Run one command as every rank of a lab, pass on what ranks print, and end all ranks together."""
+"""Run one command as every rank of a lab, forward the ranks' output, and end all ranks together."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from plait.lab.spec import LabSpec
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")  # a progress bar ends its lines with \r
 _CHUNK = 1 << 16
-_LONGEST_LINE = 1 << 20  # a line longer than this is passed on in pieces
+_LONGEST_LINE = 1 << 20  # bytes; a longer line is forwarded in pieces
 
 
 class RankOutput:
-    """One output of one rank, read from a pipe without blocking and written to ``sink``; without a sink, its
-    end is remembered."""
+    """An output stream of a rank, read from a pipe without blocking and written to ``sink``;
+    without a sink, its last lines are kept."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO | None, prefix: str) -> None:
         os.set_blocking(source.fileno(), False)
         self.source, self.sink, self.prefix = source, sink, prefix.encode()
         self.tail: deque[bytes] = deque(maxlen=20)
-        self._rest = b""  # the beginning of a line whose end has not come
+        self._rest = b""  # the beginning of an unfinished line
         self._after_return = False  # the last line ended with \r: a \n right after it belongs to it
 
     def fileno(self) -> int:
-        """The descriptor to wait on."""
+        """Return the file descriptor to poll."""
         return self.source.fileno()
 
     def pump(self) -> bool:
-        """Pass on what there is now; False once there will be no more."""
+        """Forward the output available now; return False at end of file."""
         try:
             chunk = os.read(self.fileno(), _CHUNK)
         except BlockingIOError:
@@ -54,18 +54,18 @@ class RankOutput:
         return True
 
     def drain(self) -> None:
-        """Pass on everything there is now, an unfinished line too."""
+        """Forward all output available now, including an unfinished line."""
         try:
             while chunk := os.read(self.fileno(), _CHUNK):
                 self._take(chunk)
-        except BlockingIOError:  # somebody else still holds the pipe
+        except BlockingIOError:  # another process still holds the pipe open
             pass
         if self._rest:
             self._write([self.prefix + self._rest + b"\n"])
             self._rest = b""
 
     def finish(self) -> None:
-        """Pass on everything left, and close."""
+        """Forward all remaining output, and close the pipe."""
         self.drain()
         self.source.close()
 
@@ -106,12 +106,13 @@ def run(
     raw: bool = False,
     grace: float = GRACE,
 ) -> int:
-    """Run ``argv`` as every rank of a new lab; 0 if all ranks return 0, else the status of the first that did
-    not.
+    """Run ``argv`` as every rank of a new lab; return 0 if all ranks return 0, else the status of
+    the first failed rank.
 
-    A rank that fails ends the others: SIGTERM, and SIGKILL after ``grace`` seconds. So do SIGINT and SIGTERM
-    to this process; a second one kills at once. Output is passed on with ``[rank] `` before each line;
-    ``only_rank`` shows one rank, and ``raw`` gives the ranks this process's own output.
+    When a rank fails, the other ranks get SIGTERM, and SIGKILL after ``grace`` seconds; SIGINT or
+    SIGTERM to this process does the same, and a second signal kills at once. Each output line is
+    prefixed with ``[rank] ``. ``only_rank`` shows one rank's output; ``raw`` gives the ranks this
+    process's own stdout and stderr. Raises JobError if ``argv`` cannot be run.
     """
     if not argv:
         raise JobError(
@@ -127,13 +128,13 @@ def run(
 
 
 def say(message: str) -> None:
-    """A line from the lab itself, apart from what ranks print."""
+    """Print a line from the lab itself on stderr, apart from the ranks' output."""
     print(f"plait lab: {message}", file=sys.stderr, flush=True)
 
 
 class LabSupervisor:
-    """Watches the ranks of a lab, their output and the user's signals, in one thread that sleeps until
-    something happens."""
+    """Supervisor of a lab's ranks, their output and the user's signals, in one thread that sleeps
+    until an event."""
 
     def __init__(self, lab: Lab, grace: float) -> None:
         self.lab, self.grace = lab, grace
@@ -146,7 +147,7 @@ class LabSupervisor:
         self.kill_at: float | None = None
 
     def run(self, argv: Sequence[str], only_rank: int | None, raw: bool) -> int:
-        """Start every rank, wait for all of them, return the lab's status."""
+        """Start every rank, wait for all of them, and return the lab's exit status."""
         with self.selector, self._signals():
             self._watch(os.pidfd_open(self.lab.network.keeper), self._keeper_ended)
             for rank in range(self.lab.spec.world_size):
@@ -156,8 +157,8 @@ class LabSupervisor:
                 for key, _ in self.selector.select(timeout):
                     key.data()
                 if self.kill_at is not None and time.monotonic() >= self.kill_at:
-                    break  # what still runs is killed with the lab
-            self.lab.close()  # ends what ranks left behind, so that the pipes below do end
+                    break  # ranks that still run are killed with the lab
+            self.lab.close()  # ends processes that ranks left behind, so that the pipes below reach their end
             for rank, process in self.alive.items():
                 if process.poll() is None:
                     say(f"rank {rank} (process {process.pid}) was killed and does not end: the kernel has frozen it")
@@ -180,7 +181,7 @@ class LabSupervisor:
         self._watch(os.pidfd_open(process.pid), lambda: self._rank_ended(rank))
 
     def _watch(self, pidfd: int, ended: Callable[[], None]) -> None:
-        """Call ``ended`` once, when the process of a descriptor has ended."""
+        """Call ``ended`` once, when the process of ``pidfd`` ends."""
 
         def once() -> None:
             self.selector.unregister(pidfd)
@@ -212,7 +213,7 @@ class LabSupervisor:
         self._stop()
 
     def _show_hidden_errors(self, rank: int) -> None:
-        """The last lines of a rank that is not shown, now that it has failed."""
+        """Print the last stderr lines of a failed rank whose output is not shown."""
         stream = self.errors[rank]
         stream.drain()
         sys.stderr.buffer.writelines(f"[{rank}] ".encode() + line for line in stream.tail)
@@ -225,7 +226,7 @@ class LabSupervisor:
         self.stopping = True
         self.kill_at = time.monotonic() + self.grace
         for process in self.alive.values():
-            with suppress(ProcessLookupError):  # ended, and not yet waited for
+            with suppress(ProcessLookupError):  # the rank has ended but was not reaped yet
                 os.killpg(process.pid, signal.SIGTERM)
 
     def _signalled(self, number: int) -> None:
@@ -238,8 +239,8 @@ class LabSupervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turn the user's signals into events of the loop; outside the main thread they are the caller's to
-        handle."""
+        """Turn the user's signals into events of the selector loop. Outside the main thread, the
+        caller must handle signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -249,7 +250,7 @@ class LabSupervisor:
             os.write(write_end, bytes([number]))
 
         self.selector.register(read_end, selectors.EVENT_READ, lambda: self._signalled(os.read(read_end, 1)[0]))
-        # A signal that is ignored already stays so: that is how nohup works.
+        # A signal that is already ignored stays ignored: nohup relies on that.
         before = {
             number: signal.signal(number, handle) for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN
         }

@@ -1,4 +1,4 @@
-"""What a lab looks like: how many hosts, ranks on each, the link between a host and its switch, and between
+"""The description of a lab: the number of hosts, ranks per host, and the links of hosts and
 switches."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from plait.core.topology.switches import Topology
 
 MAX_HOSTS = lab_hosts.MOST
-NO_LIMIT = 10**12  # bits per second, far more than one machine moves: how a link without a limit is told to the kernel
+NO_LIMIT = 10**12  # bits per second, far more than one machine moves: the kernel's rate for an unlimited link
 MIN_MTU, MAX_MTU = 576, 65535
 SEGMENT, MAX_SEGMENT = (
     65536,
     524280,
-)  # bytes; what any kernel's TCP hands a link at once, and the most that Linux allows
+)  # bytes; the TCP segment that every kernel can hand a link at once, and Linux's maximum
 _SPEC = re.compile(
     r"([0-9]{1,9})x([0-9]{1,9})(?:@([^,]*))?(?:,([0-9]{1,9})pods(?:@([^,]*))?)?"
     r"(?:,nics=([0-9]{1,9}))?(?:,mtu=([0-9]{1,9}))?(?:,segment=([0-9]{1,9}))?"
@@ -30,19 +30,19 @@ _SPEC = re.compile(
 
 @dataclass(frozen=True)
 class LabSpec:
-    """An emulated cluster: ``hosts`` machines of ``ranks_per_host`` ranks, each behind ``nics`` links of rate
-    ``nic``.
+    """An emulated cluster: ``hosts`` machines of ``ranks_per_host`` ranks, each behind ``nics``
+    links of rate ``nic``.
 
-    nics: links of a host, shared out among its ranks in order. Links of equal numbers meet at switches of
-    their own (rails), which lead to a core of their own. A rank reaches another by the link that the other
-    uses.
+    nics: links of each host, shared out among its ranks in order. Links of equal number meet at
+    their own switches and core (a rail). A rank sends to another rank over the link with the
+    receiver's number.
 
-    pods: minipods; hosts lie evenly under one switch each, in order. core: rate of the link between each of
-    these switches and the core, where there are several.
+    pods: minipods; hosts are divided evenly and in order, with one switch per minipod. core: rate
+    of the link between each switch and the core, with several minipods.
 
-    segment: the most bytes that TCP hands the link at once (Linux 6.3 and newer; elsewhere 64 KiB whatever it
-    says). The larger, the less CPU time a byte costs, but a message no larger than a segment passes an idle
-    link at no cost: raise it for messages of megabytes only.
+    segment: the most bytes that TCP hands the link at once (Linux 6.3 and newer; always 64 KiB on
+    older kernels). A larger segment costs less CPU time per byte, but a message no larger than a
+    segment crosses an idle link without delay. Raise it for messages of megabytes only.
 
     >>> LabSpec.parse("2x4@10gbit").world_size
     8
@@ -84,8 +84,9 @@ class LabSpec:
 
     @classmethod
     def parse(cls, text: str) -> LabSpec:
-        """Read ``HOSTSxRANKS[@NIC][,PODSpods[@CORE]][,nics=NICS][,mtu=MTU][,segment=BYTES]``, such as
-        ``2x1@1gbit``, ``4x2@400mbit,nics=2`` or ``4x1@1gbit,2pods@300mbit``."""
+        """Parse ``HOSTSxRANKS[@NIC][,PODSpods[@CORE]][,nics=NICS][,mtu=MTU][,segment=BYTES]``, such
+        as ``2x1@1gbit``, ``4x2@400mbit,nics=2`` or ``4x1@1gbit,2pods@300mbit``. Raises JobError if
+        it does not parse."""
         match = _SPEC.fullmatch(text.strip().lower())
         if not match:
             raise JobError(
@@ -107,53 +108,56 @@ class LabSpec:
 
     @property
     def world_size(self) -> int:
-        """Ranks on all hosts together."""
+        """The number of ranks on all hosts together."""
         return self.hosts * self.ranks_per_host
 
     @property
     def rate(self) -> int | None:
-        """Bits per second of each of a host's links in each direction; None when unlimited."""
+        """The rate of each of a host's links in each direction, bits per second; None if
+        unlimited."""
         return parse_rate(self.nic)
 
     @property
     def core_rate(self) -> int | None:
-        """Bits per second of a minipod's link to the core in each direction; None when unlimited."""
+        """The rate of a minipod's link to the core in each direction, bits per second; None if
+        unlimited."""
         return parse_rate(self.core)
 
     @property
     def as_topology(self) -> Topology:
-        """Its switches and hosts, as placements see them.
+        """The lab's switches and hosts as a ``Topology``, for placement.
 
         >>> LabSpec.parse("4x1@1gbit,2pods@300mbit").as_topology.free()
         {'pod0': {'pod0': ('host0', 'host1')}, 'pod1': {'pod1': ('host2', 'host3')}}
         """
         from plait.core.topology.switches import Hardware
-        from plait.core.topology.wiring import Wiring, build
+        from plait.core.topology.wiring import SwitchEntry, build
 
         names = [lab_hosts.name(host) for host in range(self.hosts)]
         hardware = {name: Hardware(gpus=self.ranks_per_host, nics=self.nics, rails=self.nics) for name in names}
         each = self.hosts // self.pods
-        pods = [Wiring(f"pod{pod}", nodes=names[pod * each : (pod + 1) * each]) for pod in range(self.pods)]
-        top = [Wiring("core", [pod.name for pod in pods])] if self.pods > 1 else []
+        pods = [SwitchEntry(f"pod{pod}", nodes=names[pod * each : (pod + 1) * each]) for pod in range(self.pods)]
+        top = [SwitchEntry("core", [pod.name for pod in pods])] if self.pods > 1 else []
         return build([*top, *pods], hardware=hardware, name=f"lab {self}")
 
     def pod_of(self, host: int) -> int:
-        """The minipod that a host lies in."""
+        """Return the minipod of a host."""
         return host // (self.hosts // self.pods)
 
     @property
     def as_hosts(self) -> Hosts:
-        """The hosts and their links, as plans see them.
+        """The lab's hosts and links as ``Hosts``, for plans.
 
         >>> LabSpec.parse("2x4@10gbit").as_hosts
         Hosts(ranks_per_host=4, rate=1250000000.0, nics=1)
         """
-        from plait.core.cluster.hardware import Hosts  # slow to load, and most of the lab needs none
+        from plait.core.cluster.hardware import Hosts  # slow to import, and most of the lab does not need it
 
         return Hosts(ranks_per_host=self.ranks_per_host, rate=self.rate / 8 if self.rate else None, nics=self.nics)
 
     def host_of(self, rank: int) -> int:
-        """The host a rank lives on: ranks fill one host after the other."""
+        """Return the host of a rank: ranks fill one host after the other. Raises JobError if the
+        rank does not exist."""
         if not 0 <= rank < self.world_size:
             raise JobError(f"rank {rank} does not exist", fix=f"This lab has ranks 0 to {self.world_size - 1}")
         return rank // self.ranks_per_host

@@ -1,1 +1,1 @@
-"""Starting ranks and ending them together."""
+"""Launch ranks and end them together: on this machine, under Slurm and in Kubernetes."""

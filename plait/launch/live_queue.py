@@ -1,4 +1,4 @@
-"""A cluster's queue as admission sees it, whatever manages the cluster; what it can do to jobs that opted
+"""A cluster's queue for admission, whatever manages the cluster; and the actions on jobs that opted
 in."""
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _MARK = re.compile(
 _LENGTH = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s?)?")
 YES = ("", "yes", "true", "y", "t", "1")
 MOST = 1 << 31
-"""Of numbers that users write: greater ones are this."""
+"""The largest number accepted from users; larger numbers are clipped to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
-    """What was decided of a job, as the cluster manager keeps it beside the job. submit: when it was
-    submitted first, which may be counted anew where it is sent back. at: when it was let in; 0 while it
-    waits. until: when the first zone that it entered is due, inf outside; limit: the time limit that it
-    had; zones: names of those."""
+class AdmissionRecord:
+    """Admission's record of a job, stored in the cluster manager. submit: the time of the first
+    submission, which a requeue may reset. at: when the job was admitted; 0 while it waits. until:
+    when the first zone that it entered is due; inf outside zones. limit: the job's original time
+    limit. zones: names of the entered zones. Times in seconds since 1970."""
 
     submit: float
     at: float = 0.0
@@ -33,30 +33,32 @@ class Mark:
     zones: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """One line."""
+        """Return the record as one line of text."""
         until = "never" if self.until == inf else str(int(self.until))
         when = f"submit={int(self.submit)} at={int(self.at)} until={until}"
         return f"plait-admit {when} limit={self.limit} zones={','.join(self.zones)}"
 
     @staticmethod
-    def read(text: str) -> Mark | None:
-        """None for a text that is somebody else's."""
+    def read(text: str) -> AdmissionRecord | None:
+        """Parse a record; None if the text holds none."""
         found = _MARK.search(text)
         if not found:
             return None
         until = inf if found["until"] == "never" else float(found["until"])
         zones = tuple(name for name in found["zones"].split(",") if name)
-        return Mark(
+        return AdmissionRecord(
             submit=float(found["submit"]), at=float(found["at"]), until=until, limit=found["limit"], zones=zones
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """A job that opted in. held: whether it may not start until it is let in; ready: whether it waits for
-    no other job and no time. gpus: of all its nodes (nodes where nodes have none). nodes: where it runs;
-    asked: where it is to run. limit: its time limit, as the manager writes it. jct: seconds that it is
-    believed to run. parts: names of what it consists of, where that is several."""
+    """A job that opted in. held: True if it may not start until it is admitted. ready: True if it
+    waits for no other job and no time. gpus: on all its nodes (nodes, if nodes have no GPUs).
+    nodes: where the job runs. requested_nodes: where it is to run. limit: its time limit in the
+    manager's notation. jct: estimated run time, seconds. has_jct: True if the user gave ``jct``.
+    known: further properties, such as group, user and queue. parts: names of its pods, if it has
+    several parts."""
 
     name: str
     state: Literal["waiting", "running", "ending", "over"]
@@ -67,18 +69,18 @@ class QueuedJob:
     limit: str = "UNLIMITED"
     gpus: int = 1
     nodes: tuple[str, ...] = ()
-    asked: tuple[str, ...] = ()
+    requested_nodes: tuple[str, ...] = ()
     priority: int = 0
     preemptible: bool = False
     jct: float = inf
-    told: bool = False
+    has_jct: bool = False
     known: Mapping[str, str] = field(default_factory=dict[str, str])
-    mark: Mark | None = None
+    mark: AdmissionRecord | None = None
     parts: tuple[str, ...] = ()
 
     @property
     def own_limit(self) -> str:
-        """The time limit that it was submitted with."""
+        """The time limit of the job's submission."""
         return self.mark.limit if self.mark else self.limit
 
 
@@ -94,8 +96,9 @@ class ReservedNodes:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueView:
-    """What a cluster manager says at one moment. jobs: those that opted in; passed: others of them that are
-    left alone, by why. used, size: GPUs in use on every node, and GPUs of a node; 1 where nodes have none."""
+    """A snapshot of a cluster's queue. jobs: the jobs that opted in. passed: those left alone, with
+    the reason. used, size: GPUs in use on every node, and GPUs per node; size is 1 if nodes have no
+    GPUs."""
 
     jobs: tuple[QueuedJob, ...]
     used: dict[str, int]
@@ -105,9 +108,10 @@ class QueueView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LetIn:
-    """How a job starts. gpus: of each of its nodes. zones: those that it enters; until: when the first of
-    them is due, inf outside; now: seconds since 1970."""
+class AdmissionTerms:
+    """The terms of a job's start. gpus: on each of its nodes. zones: the zones that the job enters.
+    until: when the first of them is due; inf outside zones. now: the present time. Times in seconds
+    since 1970."""
 
     nodes: Sequence[str]
     gpus: Sequence[int]
@@ -117,57 +121,59 @@ class LetIn:
 
 
 class LiveQueue(Protocol):
-    """A cluster manager's queue."""
+    """The queue of a cluster manager."""
 
     @property
-    def closes(self) -> float:
-        """Seconds before a reservation begins from which on nobody enters."""
+    def closing_seconds(self) -> float:
+        """Seconds before a reservation's start in which no job may enter its nodes."""
         ...
 
     def look(self) -> QueueView:
-        """The queue now. Raises LaunchError where nobody answers, or what was named is not there."""
+        """Return a snapshot of the queue. Raises LaunchError if the manager does not answer, or a
+        named object does not exist."""
         ...
 
     def hold(self, job: QueuedJob) -> None:
-        """Keep a job from starting that waits and is not held."""
+        """Hold a waiting job, so that it does not start."""
         ...
 
-    def start(self, job: QueuedJob, how: LetIn) -> None:
-        """Let a held job start; in a zone it ends when that is due, by itself."""
+    def start(self, job: QueuedJob, how: AdmissionTerms) -> None:
+        """Let a held job start; in a zone, the job ends by itself when the zone is due."""
         ...
 
     def settle(self, job: QueuedJob) -> None:
-        """Put the limit of a job right that runs in a zone."""
+        """Correct the time limit of a job that runs in a zone."""
         ...
 
     def send_back(self, job: QueuedJob) -> None:
-        """Stop a running job and put it back into the queue, held, at the place that it had."""
+        """Stop a running job and requeue it, held, at its former position."""
         ...
 
     def restore(self, job: QueuedJob) -> None:
-        """Give a job that is held again what it was submitted with."""
+        """Restore the submitted settings of a job that is held again."""
         ...
 
-    def gone(self, error: Exception) -> bool:
-        """Whether a refusal means that the job has ended or changed meanwhile."""
+    def job_changed(self, error: Exception) -> bool:
+        """Return True if a refusal means that the job has ended or changed meanwhile."""
         ...
 
 
-def seconds_of(text: str, other: float) -> float:
-    """Of ``90m``, ``1d12h``, ``600``; ``other`` for what is none.
+def seconds_of(text: str, default: float) -> float:
+    """Return the seconds of a duration such as ``90m``, ``1d12h`` or ``600``; ``default`` if the
+    text is no duration.
 
     >>> seconds_of("1h30m", 0.0), seconds_of("600", 0.0), seconds_of("soon", 7.0), seconds_of("", 7.0)
     (5400.0, 600.0, 7.0, 7.0)
     """
     found = _LENGTH.fullmatch(text)
     if not text or not found:
-        return other
+        return default
     return float(sum(int(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True)))
 
 
-def whole(text: str, other: int) -> int:
-    """A whole number of at most ``MOST``, or ``other``."""
+def whole(text: str, default: int) -> int:
+    """Return a whole number, clipped to ±``MOST``; ``default`` if the text is none."""
     try:
         return max(-MOST, min(int(text), MOST))
     except ValueError:
-        return other
+        return default

@@ -1,4 +1,5 @@
-"""The folder of a run, as launchers keep it: what ranks read, and how starts of the run have fared."""
+"""The folder of a run, as maintained by launchers: the ranks' input, and the outcome of the run's
+starts."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import DO_NOT_RETRY as DO_NOT_RETRY
@@ -15,14 +16,15 @@ from plait.core.base.errors import JobError
 from plait.core.base.files import explained, replacing
 from plait.core.job.plan import CHANGED, Plan
 from plait.core.job.spec import Job
-from plait.core.runs.epoch import Epoch
+from plait.core.runs.attempts import Epoch
 from plait.core.runs.history import newest_checkpoint
 from plait.launch.watch import say
 
 
 def write_run(plan: Plan, folder: Path) -> Plan:
-    """Write what ranks read, and what people read of it. Returns the plan as it stands there: its note
-    ``changed`` says which settings are others than at the start before. The caller holds the run's lock."""
+    """Write the plan and the job's settings to the run's folder. Returns the written plan: its note
+    ``changed`` lists the settings that differ from the previous start. The caller holds the run's
+    lock. Raises JobError if the folder cannot be written."""
     job = plan.job
     assert job is not None
     plan = _with_changes(plan, job, folder)
@@ -35,8 +37,8 @@ def write_run(plan: Plan, folder: Path) -> Plan:
 
 
 def keep_plan(plan: Plan, folder: Path) -> None:
-    """Write the plan that a launcher holds again, if its run's file is damaged, gone or another's by now. One
-    that ranks have refined from it stays. Raises OSError."""
+    """Write the launcher's plan again, if the run's file is damaged, missing or of another job. A
+    version that ranks have refined from the launcher's plan stays. Raises OSError."""
     file = folder / "plan.json"
     with suppress(JobError):
         if (old := plan.of_the_same_job(file)) and old.intent == plan.intent:
@@ -46,9 +48,9 @@ def keep_plan(plan: Plan, folder: Path) -> None:
 
 
 def _with_changes(plan: Plan, job: Job, folder: Path) -> Plan:
-    """The plan with a note on what has changed since the one in ``folder``, if that can be told."""
+    """Return the plan with a note on the changes since the plan in ``folder``, if there is one."""
     notes = {key: note for key, note in plan.notes.items() if key != CHANGED}
-    with suppress(JobError):  # there is none, or none that can be read
+    with suppress(JobError):  # there is no plan, or an unreadable one
         old = Plan.read(folder / "plan.json").job
         if changed := "; ".join(map(str, job.changes(old))) if old else "":
             notes[CHANGED] = changed
@@ -56,78 +58,76 @@ def _with_changes(plan: Plan, job: Job, folder: Path) -> Plan:
     return replace(plan, notes=notes)
 
 
-STARTS = "starts.json"
+# ---- notes between the starts of a cluster manager's job and its followers ----
+
+STARTS, LOST, STOP = "starts.json", "lost_hosts.json", "stop.json"
+
+
+def write_note(folder: Path, name: str, **values: Any) -> None:
+    """Write a note to the run's folder. Raises OSError."""
+    with replacing(folder / name) as draft:
+        draft.write_text(json.dumps(values) + "\n")
+
+
+def read_note(folder: Path, name: str) -> dict[str, Any]:
+    """Return a note's values; empty if the note is missing or damaged."""
+    with suppress(OSError, ValueError):
+        return read_table(folder / name)
+    return {}
 
 
 def last_job(folder: Path) -> str:
-    """The cluster manager's job of the last start that failed; empty if there was none."""
-    job, _ = _starts(folder)
-    return job
+    """Return the cluster manager's job of the last failed start; empty if there was none."""
+    return _starts(folder)[0]
 
 
 def starts_in_vain(folder: Path, job: str, before: int) -> int:
-    """How many starts of the cluster manager's ``job`` in a row, this one last, saved no new checkpoint.
-    before: the newest one when this start began."""
+    """Return the number of consecutive starts of the cluster manager's ``job``, ending with this
+    one, that saved no new checkpoint; write it down. before: the newest checkpoint's step when this
+    start began."""
     noted, vain = _starts(folder)
     vain = 0 if newest_checkpoint(folder) > before else 1 + (vain if noted == job else 0)
-    if Epoch.mine(folder).over:  # the start that took our place counts its own
-        return vain
-    with replacing(folder / STARTS) as draft:
-        draft.write_text(json.dumps({"job": job, "vain": vain}) + "\n")
+    if not Epoch.mine(folder).over:  # a start that superseded this one keeps the count
+        write_note(folder, STARTS, job=job, vain=vain)
     return vain
 
 
-LOST = "lost_hosts.json"
+def _starts(folder: Path) -> tuple[str, int]:
+    """Return the noted job, and its starts without a new checkpoint."""
+    noted = read_note(folder, STARTS)
+    job, vain = noted.get("job"), noted.get("vain")
+    return (job, vain) if isinstance(job, str) and isinstance(vain, int) and vain >= 0 else ("", 0)
 
 
 def give_up_hosts(folder: Path, job: str, hosts: Sequence[str]) -> None:
-    """Leave word that a cluster manager's ``job`` gets others in place of these hosts of its rank table."""
-    with replacing(folder / LOST) as draft:
-        draft.write_text(json.dumps({"job": job, "hosts": sorted(hosts)}) + "\n")
+    """Write a note that a cluster manager's ``job`` gets replacements for these hosts of its rank
+    table. Raises OSError."""
+    write_note(folder, LOST, job=job, hosts=sorted(hosts))
 
 
-def hosts_given_up(folder: Path, job: str) -> set[str]:
-    """Hosts of its rank table that a job does not wait for any more."""
-    with suppress(OSError, ValueError):
-        said = read_table(folder / LOST)
-        hosts = said.get("hosts")
-        if said.get("job") == job and isinstance(hosts, list):
-            return {str(host) for host in cast("list[object]", hosts)}
-    return set()
+def abandoned_hosts(folder: Path, job: str) -> set[str]:
+    """Return the hosts of its rank table that a job does not wait for any more."""
+    noted = read_note(folder, LOST)
+    hosts: Any = noted.get("hosts")
+    return set(map(str, hosts)) if noted.get("job") == job and isinstance(hosts, list) else set()
 
 
-def _starts(folder: Path) -> tuple[str, int]:
-    """The job that ``starts.json`` tells of, and its starts in vain; a file that is damaged tells of none."""
-    with suppress(OSError, ValueError):
-        noted = read_table(folder / STARTS)
-        job, vain = noted.get("job"), noted.get("vain")
-        if isinstance(job, str) and isinstance(vain, int) and vain >= 0:
-            return job, vain
-    return "", 0
-
-
-# ---- a stop that waits for whoever starts the run ----
-
-STOP = "stop.json"
-
-
-def ask_to_stop(folder: Path, job: str, *, signalled: bool = False) -> None:
-    """Leave word that a cluster manager's ``job`` is to end. signalled: its launcher is sent a signal too,
-    and needs the word only where that came before it could hear it. A folder that cannot be written has
-    none."""
-    with suppress(OSError), replacing(folder / STOP) as draft:
-        draft.write_text(json.dumps({"job": job, "signalled": signalled}) + "\n")
+def request_stop(folder: Path, job: str, *, signalled: bool = False) -> None:
+    """Write a note that a cluster manager's ``job`` has to end. signalled: the launcher is sent a
+    signal as well, and needs the note only if the signal came before it could be handled. A folder
+    that cannot be written gets no note."""
+    with suppress(OSError):
+        write_note(folder, STOP, job=job, signalled=signalled)
 
 
 def forget_stop(folder: Path) -> None:
-    """A new job of the run is not to end for what an earlier one was told."""
+    """Remove the note to stop: a new job of the run does not obey an earlier job's note."""
     with suppress(OSError):
         (folder / STOP).unlink(missing_ok=True)
 
 
-def asked_to_stop(folder: Path, job: str, *, running: bool = False) -> bool:
-    """Whether the job is to end. running: whether its launcher has heard signals all the time."""
-    with suppress(OSError, ValueError):
-        said = read_table(folder / STOP)
-        return said.get("job") == job and not (running and said.get("signalled"))
-    return False
+def stop_requested(folder: Path, job: str, *, running: bool = False) -> bool:
+    """Return True if the job has to end. running: True if its launcher has handled signals all the
+    time."""
+    noted = read_note(folder, STOP)
+    return noted.get("job") == job and not (running and noted.get("signalled"))

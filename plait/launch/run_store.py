@@ -1,7 +1,9 @@
-"""The store at which a run's ranks meet, in the launcher: reached over a rank's line alone.
+"""The launcher's store for the rendezvous of a run's ranks, accessible only over a rank's own
+connection.
 
-Who has no line to the launcher has no way to it: on one machine a line is a socket that a rank inherits, from
-other machines it begins with the run's word (``plait.launch.door``). Nothing else listens for it.
+Without a connection to the launcher, no process reaches the store: on one machine, a connection is
+a socket that a rank inherits; from other machines, it starts with the run's secret word
+(``plait.launch.local.door``). No other port is opened.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ Answer = Callable[[StoreAnswer], None]
 
 @dataclass(frozen=True)
 class _Wait:
-    """A call that is answered once all keys are there. left: those that are not."""
+    """A call that is answered once all keys are set. left: the missing keys."""
 
     call: StoreCall
     left: set[str]
@@ -25,7 +27,7 @@ class _Wait:
 
 
 class RunStore:
-    """Values by keys, as ``torch.distributed.Store`` has them."""
+    """Values by keys, with the semantics of ``torch.distributed.Store``."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -34,14 +36,14 @@ class RunStore:
 
     @property
     def waiting(self) -> set[int]:
-        """The ranks that wait for what others have to say."""
+        """The ranks that wait for keys that their peers have to set."""
         return {rank for rank, _ in self._waits}
 
     def take(self, rank: int, call: StoreCall, answer: Answer) -> None:
-        """Do what a rank wants, and answer now or later."""
+        """Execute a rank's call, and answer now or when its keys are set."""
         try:
             self._do(rank, call, answer)
-        except ValueError as error:  # no base64, or no number where one is to be added
+        except ValueError as error:  # invalid base64, or the value to add to is no number
             answer(StoreAnswer(call.number, error=str(error)))
 
     def _do(self, rank: int, call: StoreCall, answer: Answer) -> None:

@@ -1,9 +1,10 @@
-"""Watching ranks until the last has ended: who failed, who is silent, who is asked to stop.
+"""Watching ranks until the last has ended: failures, silent ranks, and requests to stop.
 
-The first rank that fails ends the rest and is named. SIGINT, SIGTERM and SIGHUP become a request to every
-rank over its line, so that it saves and ends whatever it is doing; a second Ctrl-C kills. Before training
-begins nothing is to be saved, and ranks that do not end soon are killed. A rank that is silent for the run's
-timeout ends the run; so does a call that does not end, once it is known why (``plait.launch.hang``).
+The first rank that fails ends its peers and is named. SIGINT, SIGTERM and SIGHUP become a message
+to every rank over its connection, so that the rank saves and ends whatever it is doing; a second
+Ctrl-C kills. Before training begins there is nothing to save, and ranks that do not end soon are
+killed. A rank that is silent for the run's timeout ends the run; so does a collective that does not
+end, once its cause is known (``plait.launch.hang``).
 """
 
 from __future__ import annotations
@@ -24,77 +25,79 @@ from types import FrameType
 from typing import Any, Protocol
 
 from plait.core.base.env import terminal_width
-from plait.core.base.errors import DO_NOT_RETRY, ERROR_MARK, PlaitError, RankFailure, told_error
+from plait.core.base.errors import DO_NOT_RETRY, ERROR_MARK, PlaitError, RankFailure, remote_error
 from plait.core.base.process import how_it_ended
 from plait.core.base.text import paragraph
 from plait.core.runs.channel import ENDINGS, Beat, Channel, Error, Stop, StoreCall
 from plait.core.runs.evidence import Verdict
 from plait.core.runs.lock import RunLock
 from plait.core.runs.progress import Progress
-from plait.launch.gather import Seen
-from plait.launch.hang import Nearby, Suspicion
+from plait.launch.hang import HangDetection, LocalRank, RankStatus
 from plait.launch.run_store import RunStore
 
 LOOK = 0.05
-"""Seconds between two looks at all ranks."""
+"""Seconds between two checks of all ranks."""
 GRACE = 5.0
-"""Seconds in which ranks that have nothing to save end by themselves, once they are asked."""
+"""Seconds that ranks without anything to save get to end by themselves after a request to stop."""
 NAP = 1.0
-"""A look that is later than this was held up (the launcher was stopped): that time is nobody's silence."""
+"""Seconds between two checks above which the launcher itself was stopped: that time does not count
+as a rank's silence."""
 
 
 class Process(Protocol):
-    """A rank's process, wherever it runs."""
+    """A rank's process, on any machine."""
 
     @property
     def pid(self) -> int | None:
-        """Its number on this machine; None if it runs elsewhere."""
+        """The process's pid on this machine; None if it runs elsewhere."""
         ...
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status, -N if signal N killed it; None while it runs."""
+        """The process's exit status, -N if signal N killed it; None while it runs."""
         ...
 
     def poll(self) -> int | None:
-        """``returncode``, looked up anew."""
+        """Update and return ``returncode``."""
         ...
 
     def kill(self) -> None:
-        """End it and what it has started, if they still run."""
+        """Kill the process and its children, if they still run."""
         ...
 
     @property
     def stopped(self) -> bool:
-        """Whether it is stopped, by a signal or a debugger."""
+        """True if the process is stopped, by a signal or a debugger."""
         ...
 
-    def said(self) -> str:
-        """The end of what it has written to its log."""
+    def log_tail(self) -> str:
+        """Return the end of the process's log."""
         ...
 
 
 class EventSource(Protocol):
-    """Something besides ranks to listen to."""
+    """A source of events besides ranks."""
 
     def fileno(self) -> int:
-        """The descriptor to wait on."""
+        """Return the file descriptor to poll."""
         ...
 
     def take(self) -> int | None:
-        """Take what has come; a signal that somebody else has got. Raises EOFError when no more will come."""
+        """Process new messages; return the number of a signal that was received elsewhere, or None.
+        Raises EOFError when no more messages will come."""
         ...
 
     def look(self, held_up: float) -> None:
-        """Called again and again, to judge its silence. held_up: seconds in which this process was held
-        up."""
+        """Check the source's silence; called repeatedly. held_up: seconds in which this process was
+        stopped."""
         ...
 
 
 @dataclass
 class RankProcess:
-    """A rank's process, and what it has said last. where: which machine, if it is not this one. error, kind:
-    why it ends, and the name of that error's class. warned: that its silence has been spoken of."""
+    """A rank's process, and its last messages. heard: the time of the last message, monotonic
+    seconds. where: the machine, if it is not this one. error, kind: the error that ends the rank,
+    and its class. warned: True if its silence was reported."""
 
     number: int
     process: Process
@@ -108,24 +111,24 @@ class RankProcess:
 
     @property
     def name(self) -> str:
-        """What to call it in a sentence."""
+        """The rank's name in messages."""
         return f"rank {self.number}" + (f" on {self.where}" if self.where else "")
 
     @property
     def stopped(self) -> bool:
-        """Whether its process is stopped."""
+        """True if the rank's process is stopped."""
         return self.process.stopped
 
     def silent(self, now: float) -> str:
-        """Its silence in words."""
+        """Describe the rank's silence."""
         why = "; its process is stopped (SIGSTOP, or a debugger)" if self.stopped else ""
         return f"{self.name} has not answered for {now - self.heard:.0f} s ({self.beat.doing}{why})"
 
 
 @contextmanager
 def catching_signals() -> Iterator[deque[int]]:
-    """The user's signals, in a queue instead of ending this process; outside the main thread they are the
-    caller's to handle."""
+    """Catch SIGINT, SIGTERM and SIGHUP inside the block; yield the queue that collects them.
+    Outside the main thread, the caller has to handle signals."""
     caught: deque[int] = deque()
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -134,7 +137,7 @@ def catching_signals() -> Iterator[deque[int]]:
     def handle(number: int, _frame: FrameType | None) -> None:
         caught.append(number)
 
-    # A signal that is ignored already stays so: that is how nohup works.
+    # A signal that is already ignored stays ignored: nohup relies on that.
     before = {number: signal.signal(number, handle) for number in ENDINGS if _heeded(number)}
     try:
         yield caught
@@ -148,7 +151,7 @@ def _heeded(number: int) -> bool:
 
 
 def say(text: str) -> None:
-    """A line for people, who may be gone with their terminal."""
+    """Print a message for the user on stderr; the terminal may be closed."""
     with suppress(OSError):
         columns = terminal_width(sys.stderr)
         print(paragraph(f"plait: {text}", columns and min(columns, 100)), file=sys.stderr, flush=True)
@@ -156,21 +159,22 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True)
 class RunGuard:
-    """What looks after a run besides its launcher. lock: whose loss ends the run. suspicion: finds out why
-    ranks wait for each other, if they do for too long. progress: takes note of how far ranks are. asked:
-    whether somebody wants ranks to save and end who could send no signal."""
+    """The checks of a run besides its ranks' processes. lock: its loss ends the run. suspicion: the
+    hang detection. progress: records how far ranks are. stop_requested: returns True if the ranks
+    were asked to save and end by other means than a signal."""
 
     lock: RunLock | None = None
-    suspicion: Suspicion | None = None
+    suspicion: HangDetection | None = None
     progress: Progress | None = None
-    asked: Callable[[], bool] = lambda: False
+    stop_requested: Callable[[], bool] = lambda: False
 
 
 ALONE = RunGuard()
 
 
 class Watch:
-    """``signals``: those that have arrived, oldest first. sources: what else is listened to."""
+    """The watcher of a run's ranks. signals: the received signals, oldest first. sources: other
+    sources of events. timeout: seconds that a rank may be silent."""
 
     def __init__(
         self, ranks: Sequence[RankProcess], logs: Path, signals: deque[int], *, timeout: float,
@@ -178,7 +182,7 @@ class Watch:
     ) -> None:  # fmt: skip
         self.progress = guard.progress or Progress(len(ranks))
         self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, guard.lock
-        self.suspicion, self.sources, self.asked = guard.suspicion, sources, guard.asked
+        self.suspicion, self.sources, self.stop_requested = guard.suspicion, sources, guard.stop_requested
         self._ended: dict[int, float] = {}
         self.store = RunStore()
         self.stop: Stop | None = None
@@ -192,7 +196,8 @@ class Watch:
             self._selector.register(source, selectors.EVENT_READ, source)
 
     def until_ended(self) -> int:
-        """The exit status of the run; raises what ended it otherwise."""
+        """Watch until all ranks have ended; return the run's exit status. Raises the error that
+        ended the run otherwise."""
         with self._selector:
             while None in (codes := [rank.process.poll() for rank in self.ranks]):
                 self._listen()
@@ -201,8 +206,8 @@ class Watch:
                         self._ended.setdefault(rank.number, time.monotonic())
                 while self.signals:
                     self._signalled(self.signals.popleft())
-                if self.stop is None and self.asked():
-                    self._ask(Stop(signal.SIGINT), "word was left: ")
+                if self.stop is None and self.stop_requested():
+                    self._ask(Stop(signal.SIGINT), "stop requested in the run's folder: ")
                 if time.monotonic() > self._kill_at:
                     for rank in self.ranks:
                         rank.process.kill()
@@ -213,7 +218,7 @@ class Watch:
                 self._judge_silence()
                 if self.lock:
                     self.lock.check()
-        for rank in self.ranks:  # the last that they said, if this process was held up until they had ended
+        for rank in self.ranks:  # the ranks' last messages, if this process was stopped until they had ended
             with suppress(EOFError):
                 self._hear(rank, time.monotonic())
         if any(code not in (0, self._status) for code in codes) and self._matters:
@@ -230,11 +235,12 @@ class Watch:
 
     @property
     def _matters(self) -> bool:
-        """Whether a failure is news: not once ranks were asked to stop before training began."""
+        """True if a failure has to be reported: not after a request to stop before training
+        began."""
         return self.stop is None or all(rank.beat.step >= 0 for rank in self.ranks)
 
     def _listen(self) -> None:
-        """Take what ranks say, for a moment."""
+        """Receive messages of ranks and sources, for up to ``LOOK`` seconds."""
         ready = self._selector.select(LOOK)
         now = time.monotonic()
         held_up = now - self._looked if now - self._looked > NAP else 0.0
@@ -250,11 +256,11 @@ class Watch:
                     self._hear(key.data, now)
                 elif (number := key.data.take()) is not None and self._is_news(key.data):
                     self.signals.append(number)
-            except EOFError:  # it has ended, or soon will
+            except EOFError:  # the process has ended, or soon will
                 self._selector.unregister(key.fileobj)
 
     def _is_news(self, source: EventSource) -> bool:
-        """Whether a signal from there asks for more than has been asked: one Ctrl-C may reach every node."""
+        """Return True if a source's signal is a new request: one Ctrl-C may reach every node."""
         first = self.stop is None and not self._signalled_from
         again = id(source) in self._signalled_from
         self._signalled_from.add(id(source))
@@ -262,7 +268,7 @@ class Watch:
 
     def _hear(self, rank: RankProcess, now: float) -> None:
         while (message := rank.channel.receive()) is not None:
-            if isinstance(message, StoreCall):  # a thread of torch's may ask though the rank hangs
+            if isinstance(message, StoreCall):  # a thread of torch's may call the store though the rank hangs
                 self.store.take(rank.number, message, partial(rank.channel.send, keep=True))
                 continue
             rank.heard, rank.warned = now, False
@@ -288,7 +294,7 @@ class Watch:
         self.stop = stop
         for rank in self.ranks:
             rank.channel.send(stop)
-        self.progress.asked(signal.Signals(stop.signal).name)
+        self.progress.stop_requested(signal.Signals(stop.signal).name)
         if self._matters:
             then = "stopping after this step; the run is saved first"
         else:
@@ -296,7 +302,7 @@ class Watch:
         say(f"{who}{signal.Signals(stop.signal).name}: {then} (Ctrl-C to end it at once)")
 
     def _judge_hang(self) -> None:
-        """End the run if ranks wait for others for too long, and it is known for whom."""
+        """End the run if ranks have waited too long for their peers, and the culprit is known."""
         if self.suspicion is None:
             return
         limit, now = self.suspicion.deadline, time.monotonic()
@@ -304,35 +310,36 @@ class Watch:
             now - rank.heard > limit and (not rank.beat.patient or rank.stopped) and rank.process.poll() is None
             for rank in self.ranks
         )
-        if verdict := self.suspicion.look(self._seen, self._nearby, silent=silent):
+        if verdict := self.suspicion.look(self._rank_statuses, self._nearby, silent=silent):
             raise self._hangs(verdict)
 
     def _hangs(self, verdict: Verdict, cause: str = "") -> RankFailure:
-        """The error that a verdict makes; cause: in place of the verdict's."""
+        """Return the error for a verdict. cause: replaces the verdict's."""
         log = f" Its log: {self._log(self.ranks[verdict.ranks[0]])}" if verdict.ranks else ""
         why = f"{verdict.why} All ranks were ended.{log}"
         return RankFailure(why, ranks=verdict.ranks, cause=cause or verdict.cause)
 
-    def _seen(self) -> dict[int, Seen]:
-        """What is known of all ranks from here."""
-        return {rank.number: self._seen_of(rank) for rank in self.ranks}
+    def _rank_statuses(self) -> dict[int, RankStatus]:
+        """Return the launcher's records of all ranks."""
+        return {rank.number: self._rank_status(rank) for rank in self.ranks}
 
-    def _seen_of(self, rank: RankProcess) -> Seen:
+    def _rank_status(self, rank: RankProcess) -> RankStatus:
         code, beat = rank.process.poll(), rank.beat
         told: dict[str, Any] = {"pid": rank.process.pid, **asdict(beat)}
         if code is None:
-            return Seen(state="stopped" if rank.stopped else "runs", **told)
+            return RankStatus(state="stopped" if rank.stopped else "runs", **told)
         at = self._ended.setdefault(rank.number, time.monotonic())
-        return Seen(state="ended", status=code, ended_at=at, said=self._last_words(rank) if code else "", **told)
+        return RankStatus(state="ended", status=code, ended_at=at, error=self._last_words(rank) if code else "", **told)
 
-    def _nearby(self) -> dict[int, Nearby]:
-        """Ranks of this machine."""
+    def _nearby(self) -> dict[int, LocalRank]:
+        """Return the processes of ranks on this machine."""
         processes = {rank.number: rank.process for rank in self.ranks}
-        return {number: Nearby(one.pid, one.said) for number, one in processes.items() if one.pid is not None}
+        return {number: LocalRank(one.pid, one.log_tail) for number, one in processes.items() if one.pid is not None}
 
     def _judge_silence(self) -> None:
-        """End the run if a rank that should speak has been silent for too long: before training begins that
-        is one of those that wait for no other, if none of them does anything."""
+        """End the run if a rank that should send messages has been silent for too long. Before
+        training begins, that applies only to ranks that wait for no peer at the store, and only if
+        none of these is active."""
         now = time.monotonic()
         alive = [rank for rank in self.ranks if rank.process.poll() is None]
         quiet = [rank for rank in alive if now - rank.heard > self.timeout / 2]
@@ -345,12 +352,12 @@ class Watch:
             late = any(now - rank.heard > self.timeout for rank in wrong)
         if not wrong:
             return
-        first = self._culprit(quiet)  # which may be a patient one, for which the others wait
+        first = self._culprit(quiet)  # the culprit may be a patient rank that its peers wait for
         if late:
-            verdict = self.suspicion.explain(self._seen(), self._nearby()) if self.suspicion else None
+            verdict = self.suspicion.explain(self._rank_statuses(), self._nearby()) if self.suspicion else None
             if verdict and verdict.certain:
                 raise self._hangs(verdict)
-            if verdict and verdict.cause == "none" and verdict.ranks:  # nothing may take as long as this
+            if verdict and verdict.cause == "none" and verdict.ranks:  # no op may take this long
                 why = f"{verdict.why} They have waited for {self.timeout:g} s (run.timeout)."
                 raise self._hangs(replace(verdict, why=why), "silent")
             more = f" {verdict.why}" if verdict and verdict.cause == "unknown" else ""
@@ -361,23 +368,24 @@ class Watch:
             say(f"{first.silent(now)}; after {self.timeout:g} s the run is ended (run.timeout)")
 
     def _culprit(self, quiet: Sequence[RankProcess]) -> RankProcess:
-        """Of silent ranks, the one that the others wait for: one that is stopped, else one that waits for
-        nobody at the store, else the one behind."""
+        """Return the silent rank that its peers wait for: a stopped one, else one that does not
+        wait at the store, else the one at the earliest step."""
         waiting = self.store.waiting
         return min(quiet, key=lambda one: (not one.stopped, one.number in waiting, one.beat.step, one.heard))
 
     def _failure(self) -> PlaitError:
-        """Name the rank that began it: one killed from outside, else one that is stopped and made the others
-        wait, else one with a message for the user; of several, the first seen."""
-        time.sleep(0.5)  # the others fail moments later, of its absence; give the true cause time to be written
-        # As they were seen, not anew: who needed the first may have died since.
+        """Return the error of the rank that failed first: one killed from outside, else a stopped
+        one that its peers waited for, else one with a message for the user; among several, the
+        first to end."""
+        time.sleep(0.5)  # peers fail moments later because of its absence; give the true cause time to be written
+        # In the recorded order, not by a new poll: peers that needed the first rank may have died since.
         ended = [rank for rank in self.ranks if rank.process.poll()]
         ended.sort(key=lambda rank: self._ended.get(rank.number, math.inf))
         ended = [rank for rank in ended if rank.process.returncode != self._status]
         killed = [rank for rank in ended if (rank.process.returncode or 0) < 0]
         stopped = [rank for rank in self.ranks if rank.process.poll() is None and rank.stopped]
-        if self.suspicion and not self.stop:  # the one that failed may be a victim
-            verdict = self.suspicion.explain(self._seen(), {})
+        if self.suspicion and not self.stop:  # the failed rank may be a victim
+            verdict = self.suspicion.explain(self._rank_statuses(), {})
             if verdict.certain and verdict.cause != "crashed":
                 return self._hangs(verdict)
         if stopped and not killed:
@@ -386,10 +394,10 @@ class Watch:
                                ranks=[stopped[0].number], cause="stopped")  # fmt: skip
         first = (killed or [rank for rank in ended if self._message(rank)] or ended)[0]
         code, message = first.process.returncode or 0, self._message(first)
-        if code == RankFailure.exit_status and message:  # a victim, most often: whose fault it is it cannot say
+        if code == RankFailure.exit_status and message:  # usually a victim, which cannot name the culprit
             return RankFailure(message, cause="gave up")
         if code > 0 and message:
-            error = told_error(first.kind, message)
+            error = remote_error(first.kind, message)
             error.exit_status = RankFailure.exit_status if code == DO_NOT_RETRY else code
             return error
         if code < 0:
@@ -404,12 +412,12 @@ class Watch:
             self._hear(rank, time.monotonic())
         if rank.error:
             return rank.error
-        _, mark, message = rank.process.said().rpartition(ERROR_MARK)
+        _, mark, message = rank.process.log_tail().rpartition(ERROR_MARK)
         return message.strip() if mark else ""
 
     def _last_words(self, rank: RankProcess) -> str:
-        """Its message for the user, or else the last line that it wrote."""
-        lines = rank.process.said().strip().splitlines()
+        """Return the rank's message for the user, or else the last line of its log."""
+        lines = rank.process.log_tail().strip().splitlines()
         return self._message(rank) or (lines[-1] if lines else "")
 
     def _log(self, rank: RankProcess) -> Path:
@@ -420,8 +428,8 @@ def watched(
     ranks: Sequence[RankProcess], logs: Path, *, timeout: float, guard: RunGuard = ALONE,
     sources: Sequence[EventSource] = (), signals: deque[int] | None = None,
 ) -> int:  # fmt: skip
-    """See ranks that run already to their end; returns and raises what ``local.run_ranks`` does. signals:
-    those that the caller catches."""
+    """Watch running ranks until they end; return and raise as ``local.run_ranks`` does. signals:
+    the queue of signals that the caller catches."""
     with ExitStack() as held:
         caught = held.enter_context(catching_signals()) if signals is None else signals
         return Watch(ranks, logs, caught, timeout=timeout, guard=guard, sources=sources).until_ended()

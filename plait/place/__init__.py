@@ -1,1 +1,2 @@
-"""Placing jobs on the nodes of a switched cluster, and letting them wait for it. No torch."""
+"""Placement of jobs on the nodes of a switched cluster, and the queue of jobs that wait for it. No
+torch."""

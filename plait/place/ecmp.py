@@ -1,13 +1,13 @@
-"""How much slower a transfer between two nodes gets where switches choose uplinks by a hash (ECMP).
+"""Slowdown of transfers between nodes where switches choose uplinks by a hash (ECMP).
 
-A flow keeps to one uplink, whatever its size; f equal flows over u uplinks hash independently and alike, and
-the slowest ends with the fullest uplink. Flows that stay under one leaf meet no hash. With rails, NICs of
-equal number share a leaf switch: flows between them stay in it below the leaf, and have its uplinks for
-themselves above. Conflicts further up are not counted.
+A flow stays on one uplink, whatever its size. f equal flows hash independently and uniformly over u
+uplinks, and the slowest finishes with the fullest uplink. Flows within one leaf are not hashed.
+With rails, NICs of equal number share a leaf switch: flows between them stay below the leaf, and
+above it they have the leaf's uplinks for themselves. Conflicts further up are not counted.
 
-MegaScale (NSDI'24, section 3.6) lessens conflicts in the three ways that are parameters here: uplinks twice
-as fast as downlinks (``speedup``), the eight NICs of a server on eight switches (``rails``), and nodes that
-exchange much under the same switch.
+MegaScale (NSDI'24, section 3.6) reduces conflicts in the three ways that are parameters here:
+uplinks twice as fast as downlinks (``speedup``), the eight NICs of a server on eight switches
+(``rails``), and nodes with much mutual traffic under the same switch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from functools import cache
 from plait.core.topology.switches import Topology
 
 MOST_EXACT = 2048
-"""Flows times uplinks up to which the exact sum is made. Beyond, loads count as independent Poisson
-variables, which is less than 0.02 flows off there."""
+"""Maximum of flows times uplinks for the exact sum. Beyond, loads count as independent Poisson
+variables, with an error below 0.02 flows."""
 
 
 def largest_load(flows: int, uplinks: int) -> float:
-    """Flows expected on the fullest of ``uplinks`` when ``flows`` choose one each, independently and alike:
-    the sum over k of 1 - P(no uplink has more than k).
+    """Return the expected number of flows on the fullest of ``uplinks`` when ``flows`` choose one
+    each, independently and uniformly: the sum over k of 1 - P(no uplink has more than k).
 
     >>> largest_load(1, 8), round(largest_load(8, 8), 3), round(largest_load(100, 4), 2)
     (1.0, 2.597, 30.23)
@@ -42,7 +42,7 @@ def largest_load(flows: int, uplinks: int) -> float:
 @cache
 def _exact(flows: int, uplinks: int) -> float:
     expected, level = 0.0, -(-flows // uplinks)
-    expected += level  # the fullest has at least the mean
+    expected += level  # the fullest uplink has at least the mean load
     while level < flows:
         above = 1.0 - _none_above(flows, uplinks, level)
         expected += above
@@ -53,8 +53,8 @@ def _exact(flows: int, uplinks: int) -> float:
 
 
 def _none_above(flows: int, uplinks: int, level: int) -> float:
-    """The probability that no uplink has more than ``level``, filling one uplink after the other: how many
-    the next one takes of those left is binomial."""
+    """Return the probability that no uplink has more than ``level`` flows. Uplinks are filled one
+    after the other: the number of remaining flows that the next one takes is binomial."""
     chances = {flows: 1.0}  # flows left to the uplinks that follow
     for place in range(uplinks, 1, -1):
         following: dict[int, float] = {}
@@ -68,7 +68,7 @@ def _none_above(flows: int, uplinks: int, level: int) -> float:
 
 @cache
 def _binomial(count: int, chance: float, most: int) -> tuple[float, ...]:
-    """Probabilities of 0 to ``most`` successes of ``count``."""
+    """Return the probabilities of 0 to ``most`` successes in ``count`` trials."""
     logs = (math.log(chance), math.log1p(-chance))
     total = math.lgamma(count + 1)
     return tuple(
@@ -78,7 +78,8 @@ def _binomial(count: int, chance: float, most: int) -> tuple[float, ...]:
 
 
 def _large(flows: int, uplinks: int) -> float:
-    """Loads as independent Poisson variables: E[max] is the sum over k of 1 - P(load <= k)^uplinks."""
+    """Return the largest load for independent Poisson loads: E[max] is the sum over k of 1 - P(load
+    <= k)^uplinks."""
     mean = flows / uplinks
     term, below, expected, level = math.exp(-mean), 0.0, 0.0, 0
     if mean > 600:  # exp underflows; the tails are normal there
@@ -94,8 +95,8 @@ def _large(flows: int, uplinks: int) -> float:
 
 
 def _largest_normal(count: int) -> float:
-    """The largest of ``count`` standard normal variables, expected: the mean of the Gumbel distribution that
-    it tends to."""
+    """Return the expected largest of ``count`` standard normal variables: the mean of its limiting
+    Gumbel distribution."""
     if count == 1:
         return 0.0
     root = math.sqrt(2 * math.log(count))
@@ -104,8 +105,9 @@ def _largest_normal(count: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RailFabric:
-    """What the hash sees. uplinks: of a leaf switch on each rail. speedup: rate of an uplink over a NIC's.
-    rails: planes of the fabric. active: NICs under one leaf switch that send upwards at the same time."""
+    """Network parameters that determine hash conflicts. uplinks: of a leaf switch on each rail.
+    speedup: an uplink's rate relative to a NIC's. rails: planes of the fabric. active: NICs under
+    one leaf switch that send upwards at the same time."""
 
     uplinks: int = 32
     speedup: float = 1.0
@@ -118,19 +120,21 @@ class RailFabric:
 
     @staticmethod
     def of(topology: Topology, node: str, *, speedup: float = 1.0, active: int | None = None) -> RailFabric:
-        """Of the leaf that a node is plugged into. Where the source tells no uplinks: as many as carry what
-        its nodes can send. active: left out, all of them send."""
+        """Return the parameters of a node's leaf. If the topology does not give the number of
+        uplinks, they can carry all that the leaf's nodes can send. active: by default all NICs of
+        these nodes."""
         place = topology.node(node)
         rails = max(place.hardware.rails or 1, 1)
         each = max(-(-(place.hardware.nics or 1) // rails), 1)
-        downlinks = topology.plugged[place.leaf] * each
+        downlinks = topology.nodes_per_switch[place.leaf] * each
         uplinks = topology.switches[place.leaf].uplinks or max(round(downlinks / speedup), 1)
         return RailFabric(uplinks=uplinks, speedup=speedup, rails=rails, active=active or downlinks)
 
 
 def conflict_factor(fabric: RailFabric, flows_per_nic: int = 1) -> float:
-    """How many times longer equal transfers of all active NICs of a leaf switch take for hashing than if NICs
-    were the limit. flows_per_nic: connections over which a NIC spreads its bytes; many even out.
+    """Return the slowdown factor by hash conflicts of equal transfers of all active NICs of a leaf
+    switch, relative to transfers limited by NICs. flows_per_nic: connections over which a NIC
+    spreads its bytes; many of them balance the load.
 
     >>> round(conflict_factor(RailFabric(uplinks=8, active=8)), 2)
     2.6

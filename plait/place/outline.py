@@ -1,24 +1,30 @@
-"""A topology as text: the rows of a tree that stays short, since subtrees that are alike share a row."""
+"""A topology as text: the rows of a tree, kept short by giving identical subtrees one row; and
+topology files."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from plait.core.base.codec.toml_text import to_toml
+from plait.core.base.errors import JobError, nearest
+from plait.core.topology.form import to_dict
 from plait.core.topology.hostlist import fold
 from plait.core.topology.switches import Level, Node, Topology
 
 MOST_ROWS = 40
-"""Of a tree, unless a level is asked for."""
+"""Maximum number of rows in a tree, unless the caller chooses a level."""
 BAR = 10
 _LONGEST = 32
 
 
 @dataclass(kw_only=True)
 class _Tree:
-    """A switch, with what is below it counted. shape: of all below it; form: with what nodes are doing."""
+    """A switch with counts of everything below it. shape: nodes and switches below it. form: also
+    the states of these nodes."""
 
     name: str
     depth: int
@@ -31,7 +37,8 @@ class _Tree:
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchRow:
-    """One switch, or ``count`` that are alike: leaves of each, and the fewest and the most nodes of one."""
+    """A row for one switch, or for ``count`` identical ones. leaves: of each switch. free, busy,
+    down: fewest and most nodes of one switch in that state."""
 
     label: str
     count: int
@@ -44,7 +51,7 @@ class SwitchRow:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """As texts, for a table."""
+        """The row as texts, for a table."""
         return (
             self.label,
             str(self.leaves),
@@ -58,8 +65,8 @@ HEADER = ("switch", "leaves", "nodes", "free", "busy", "down", "use")
 
 
 def outline(topology: Topology, level: Level | None = None) -> list[SwitchRow]:
-    """Rows from the top down to a level. Left out: as deep as ``MOST_ROWS`` allow; where even minipods are
-    too many, those of one shape share a row."""
+    """Return rows from the top down to a level; by default as deep as ``MOST_ROWS`` allows. If even
+    minipods are too many, those of one shape share a row."""
     top = _counted(topology)
     if level is not None:
         return _rows(top, topology.depth_of(level), "form")
@@ -90,7 +97,8 @@ def _counted(topology: Topology) -> _Tree:
 
 
 def _rows(top: _Tree, deepest: int, same: Literal["form", "shape"]) -> list[SwitchRow]:
-    """Depth first; of neighbours that are alike only the first one's insides are shown."""
+    """Return rows depth first; among identical neighbours only the first one's children are
+    shown."""
     rows: list[SwitchRow] = []
     waiting = [([top], "", "")]
     while waiting:
@@ -107,7 +115,7 @@ def _rows(top: _Tree, deepest: int, same: Literal["form", "shape"]) -> list[Swit
 
 
 def _alike(trees: Sequence[_Tree], same: Literal["form", "shape"]) -> list[list[_Tree]]:
-    """Neighbours with the same insides, together."""
+    """Return groups of neighbouring trees with identical contents."""
     groups: list[list[_Tree]] = []
     for tree in trees:
         if groups and getattr(groups[-1][0], same) == getattr(tree, same):
@@ -135,7 +143,7 @@ def _row(group: Sequence[_Tree], indent: str) -> SwitchRow:
 
 
 def _bar(busy: int, down: int, nodes: int) -> str:
-    """How full: busy, down, free."""
+    """Return a bar of busy, down and free nodes."""
     used = round(BAR * busy / nodes)
     lost = min(-(-BAR * down // nodes), BAR - used)
     return "█" * used + "x" * lost + "·" * (BAR - used - lost)
@@ -146,7 +154,8 @@ def _range(numbers: tuple[int, int]) -> str:
 
 
 def down_nodes(topology: Topology, most: int = 8) -> str:
-    """Nodes that are down, by their reason; empty if there are none."""
+    """Return the nodes that are down, grouped by reason, as text; empty if there are none. most:
+    number of reasons shown."""
     reasons: dict[str, list[str]] = {}
     for node in topology.nodes:
         if node.state.status == "down":
@@ -161,10 +170,63 @@ def _shortened(text: str) -> str:
 
 
 def spreads(topology: Topology, groups: Mapping[str, str], level: Level | None = None) -> dict[str, int]:
-    """Minipods that each group touches. groups: of nodes, the name of theirs."""
-    above = topology.above(level)
+    """Return the number of minipods that each group of nodes touches. groups: group names by
+    node."""
+    above = topology.ancestors_at(level)
     touched: dict[str, set[int]] = {}
     for name, group in groups.items():
         node: Node = topology.node(name)
         touched.setdefault(group, set()).add(above[node.leaf])
     return {group: len(pods) for group, pods in touched.items()}
+
+
+def to_topology_conf(topology: Topology) -> str:
+    """Return the topology as a ``topology.conf`` for Slurm's topology/tree, which has no states and
+    no hardware."""
+    lines = ["# TopologyPlugin=topology/tree"]
+    for name, told in _switches(topology):
+        below = f" Switches={told['switches']}" if "switches" in told else ""
+        nodes = f" Nodes={told['nodes']}" if "nodes" in told else ""
+        lines.append(f"SwitchName={name}{below}{nodes}")
+    return "\n".join(lines) + "\n"
+
+
+def to_topology_yaml(topology: Topology) -> str:
+    """Return the topology as a ``topology.yaml`` for Slurm since 25.05, as the cluster's
+    default."""
+    lines = [f"- topology: {_quoted(topology.name or 'default')}", "  cluster_default: true"]
+    lines += ["  tree:", "    switches:"]
+    for name, told in _switches(topology):
+        lines.append(f"    - switch: {_quoted(name)}")
+        lines += [f"      children: {_quoted(told['switches'])}"] if "switches" in told else []
+        lines += [f"      nodes: {_quoted(told['nodes'])}"] if "nodes" in told else []
+    return "\n".join(lines) + "\n"
+
+
+def to_json(topology: Topology) -> str:
+    """Return the topology in Plait's own JSON format."""
+    return json.dumps(to_dict(topology), indent=1, ensure_ascii=False) + "\n"
+
+
+WRITERS: dict[str, Callable[[Topology], str]] = {
+    "toml": lambda topology: to_toml(to_dict(topology)),
+    "json": to_json,
+    "topology.conf": to_topology_conf,
+    "topology.yaml": to_topology_yaml,
+}
+
+
+def written(topology: Topology, form: str) -> str:
+    """Return the topology's text in one of the formats of ``WRITERS``. Raises JobError for other
+    formats."""
+    if form not in WRITERS:
+        raise JobError(f"no form '{form}'{nearest(form, WRITERS)}", key="--as", fix=f"Known: {', '.join(WRITERS)}")
+    return WRITERS[form](topology)
+
+
+def _switches(topology: Topology) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield from to_dict(topology)["switches"].items()
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # JSON strings are valid YAML

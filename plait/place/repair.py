@@ -1,9 +1,10 @@
-"""Repair: another node for each that failed, and nothing else moves.
+"""Repair of a placement: replace each failed node, and move nothing else.
 
-Solving again and moving a whole job costs more than it brings (the paper leaves it at that). Here only the
-cells of failed nodes move. Of the nodes they could go to, those that spread no group further come first; of
-these the job's own spares, then free nodes of the same leaf, of the same minipod, of any other. Where a price
-of a move is given, and a new placement would be better by more than its moves cost, that one is taken.
+Solving again and moving a whole job costs more than it gains (the paper does not treat it further).
+Here only the cells of failed nodes move. Candidate nodes that spread no group further come first;
+among these the job's own spares, then free nodes of the same leaf, of the same minipod, of any
+other. If a price per move is set and a new placement is better by more than its moves cost, the new
+placement is used.
 """
 
 from __future__ import annotations
@@ -11,27 +12,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from plait.core.base.errors import PlacementError
 from plait.core.topology.placement import Placement
 from plait.core.topology.rank_table import RankTable
-from plait.place.bounds import lower_bound
-from plait.place.hosts import leaf_spread
-from plait.place.placing import place
-from plait.place.problem import Pool, Problem, Spares, seconds_of, spread_of
-
-
-class Spot(NamedTuple):
-    """Where a node is: names of its minipod and of its leaf."""
-
-    minipod: str
-    leaf: str
+from plait.place.placing import Spot, leaf_spread, place
+from plait.place.solve.bounds import lower_bound
+from plait.place.solve.problem import Pool, Problem, Spares, seconds_of, spread_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """One node of the job that changes its host."""
+    """A node of the job that changes its host."""
 
     node_rank: int
     old: str
@@ -40,7 +32,7 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """placement: after it. moves: by node rank."""
+    """Result of a repair. placement: after the repair. moves: by node rank."""
 
     placement: Placement
     moves: tuple[Move, ...]
@@ -54,8 +46,9 @@ def repair(
     where: Mapping[str, Spot],
     move_price: float | None = None,
 ) -> Repair:
-    """problem: the job, with the nodes that are free now. where: of all nodes. move_price: of each move more
-    than the least, in units of the score; None: never more. Raises PlacementError if nodes are missing."""
+    """Return the repair of the placement ``old``. problem: the job, with the nodes that are free
+    now. where: locations of all nodes. move_price: price of each additional move, in units of the
+    score; None: no additional moves. Raises PlacementError if nodes are missing."""
     _check(problem, old, down, where)
     fixed = _Repairing(problem, old, set(down), where)
     for cell in fixed.failed:
@@ -70,7 +63,8 @@ def repair(
 
 
 def from_table(problem: Problem, table: RankTable, where: Mapping[str, Spot]) -> Placement:
-    """What a rank table says of a placement; without spares. Raises PlacementError for one of another job."""
+    """Return the placement that a rank table describes, without spares. Raises PlacementError if
+    the table belongs to another job."""
     if len(table.hosts) != problem.num_cells * problem.nodes_per_cell:
         raise PlacementError(
             f"The rank table has {len(table.hosts)} hosts, the job {problem.num_cells * problem.nodes_per_cell}. "
@@ -86,7 +80,7 @@ def from_table(problem: Problem, table: RankTable, where: Mapping[str, Spot]) ->
 
 def _check(problem: Problem, old: Placement, down: Iterable[str], where: Mapping[str, Spot]) -> None:
     if old.heights != problem.heights or old.nodes_per_cell != problem.nodes_per_cell:
-        raise PlacementError("The placement to repair is of a job of another shape. Place the job anew.")
+        raise PlacementError("The placement to repair belongs to a job of another shape. Place the job anew.")
     lost = [host for host in (*old.hosts, *old.spares) if host not in where and host not in down]
     if lost:
         raise PlacementError(
@@ -96,7 +90,7 @@ def _check(problem: Problem, old: Placement, down: Iterable[str], where: Mapping
 
 
 class _Repairing:
-    """A placement on the way: hosts by node rank, and who is left."""
+    """A placement under repair: hosts by node rank, and the remaining nodes."""
 
     def __init__(self, problem: Problem, old: Placement, down: set[str], where: Mapping[str, Spot]) -> None:
         self.problem, self.where, self.down = problem, where, down
@@ -121,7 +115,7 @@ class _Repairing:
         self.column_pods = [Counter(self.pods[cell] for cell in column) for column in problem.columns]
 
     def mend(self, cell: int) -> None:
-        """Give a cell hosts that work."""
+        """Give a cell working hosts."""
         ranks = range(cell * self.each, (cell + 1) * self.each)
         broken = [rank for rank in ranks if self.hosts[rank] in self.down]
         options = [pod for pod, names in self.left.items() if len(names) >= self._need(cell, pod, broken)]
@@ -152,7 +146,7 @@ class _Repairing:
         return self._score(cell, pod), self._need(cell, pod, broken), not spare, not near, away, -len(self.left[pod])
 
     def _score(self, cell: int, pod: str) -> float:
-        """Of the whole job with a cell elsewhere."""
+        """Return the score of the whole job with ``cell`` in minipod ``pod``."""
         old, rows, column = self.pods[cell], set(self.rows_of[cell]), self.columns_of[cell]
         wide = max((len(pods) for at, pods in enumerate(self.row_pods) if at not in rows), default=1)
         high = max((len(pods) for at, pods in enumerate(self.column_pods) if at != column), default=1)
@@ -160,7 +154,7 @@ class _Repairing:
         return self.problem.score(wide, max(high, _with(self.column_pods[column], old, pod)))
 
     def moved(self, cell: int, pod: str) -> None:
-        """Count a cell in another minipod."""
+        """Record that a cell is in another minipod."""
         old = self.pods[cell]
         for pods in (*(self.row_pods[at] for at in self.rows_of[cell]), self.column_pods[self.columns_of[cell]]):
             pods[old] -= 1
@@ -173,13 +167,14 @@ class _Repairing:
 
 
 def _with(pods: Counter[str], old: str, new: str) -> int:
-    """Minipods of a group when one of its cells has moved."""
+    """Return the number of minipods of a group after one of its cells has moved from ``old`` to
+    ``new``."""
     gone = pods[old] == 1 and old != new
     return len(pods) - gone + (new not in pods)
 
 
 def _with_own(problem: Problem, old: Placement, down: set[str], where: Mapping[str, Spot]) -> Problem:
-    """The problem as if the job were not there yet: its own nodes are free."""
+    """Return the problem as if the job were not placed yet: its own nodes are free."""
     leaves: dict[str, dict[str, dict[str, None]]] = {pool.minipod: {} for pool in problem.pools}
     free = [name for pool in problem.pools for leaf in pool.leaves for name in leaf]
     for name in (*old.hosts, *old.spares, *free):
@@ -193,7 +188,8 @@ def _with_own(problem: Problem, old: Placement, down: set[str], where: Mapping[s
 
 
 def _anew(problem: Problem, old: Placement, fixed: _Repairing) -> Repair:
-    """Placed anew, with rows named and hosts kept so that as few as possible move."""
+    """Return a repair that places the whole job anew, with rows renumbered and hosts kept so that
+    few nodes move."""
     placed, each = place(problem), problem.nodes_per_cell
     pods = [placed.minipods[cell * each] for cell in range(problem.num_cells)]
     if problem.shape:
@@ -218,7 +214,8 @@ def _anew(problem: Problem, old: Placement, fixed: _Repairing) -> Repair:
 
 
 def _rows_matched(new: Sequence[str], old: Sequence[str], rows: int) -> list[str]:
-    """The new rows in the order in which most cells stay where they were: rows are alike."""
+    """Return the new rows in an order in which many cells keep their minipod; rows are
+    interchangeable."""
     waiting = {row: new[row::rows] for row in range(rows)}
     found = [""] * len(new)
     agree = sorted(
@@ -234,7 +231,7 @@ def _rows_matched(new: Sequence[str], old: Sequence[str], rows: int) -> list[str
 
 
 def _result(problem: Problem, old: Placement, fixed: _Repairing, note: str) -> Repair:
-    """Scored as any placement."""
+    """Return the repair with a score like any placement's."""
     names = list(dict.fromkeys(fixed.pods))
     known = {name: at for at, name in enumerate(names)}
     plain = replace(

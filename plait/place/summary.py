@@ -1,4 +1,4 @@
-"""What a replay comes to, in numbers for people and programs."""
+"""Summary of a replay: its numbers, for tables and for JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.place.replay import ReplayOutcome
-from plait.place.reservation import KeptZone, Planned
-from plait.place.workload import JobTrace
+from plait.place.queue.replay import ReplayOutcome
+from plait.place.queue.reservation import KeptZone, Planned
+from plait.place.queue.workload import JobTrace
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ class Delay:
 
     @classmethod
     def of(cls, waited: Floats) -> Delay:
-        """No jobs wait no time."""
+        """Return the statistics of these waiting times; all 0 without jobs."""
         if not len(waited):
             return cls(jobs=0, mean=0.0, p50=0.0, p95=0.0)
         p50, p95 = np.quantile(waited, (0.5, 0.95)).tolist()
@@ -34,10 +34,11 @@ class Delay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfPlanned:
-    """Of one planned job. delay: seconds from planned arrival to start. announced, before, at: share of its
-    nodes that others held when it was announced, just before the planned arrival, and just after; None where
-    nothing is reserved. moved: of its nodes, exchanged meanwhile. The rest as ``KeptZone`` has it."""
+class PlannedSummary:
+    """Result of one planned job. delay: seconds from planned arrival to start. announced, before,
+    at: share of its nodes that other jobs held when it was announced, just before the planned
+    arrival, and just after; None if nothing is reserved. moved: its nodes exchanged in the
+    meantime. Other fields as in ``KeptZone``."""
 
     nodes: int
     delay: float | None
@@ -53,8 +54,8 @@ class OfPlanned:
     dp_spread: int | None
 
     @classmethod
-    def of(cls, planned: Planned, kept: KeptZone) -> OfPlanned:
-        """What came of it."""
+    def of(cls, planned: Planned, kept: KeptZone) -> PlannedSummary:
+        """Return the result of a planned job from its zone."""
         return cls(
             nodes=planned.nodes,
             delay=None if kept.start is None else kept.start - planned.arrival,
@@ -73,13 +74,16 @@ class OfPlanned:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Of one policy. delay: of all jobs that arrived during the replay; notice: of those that arrived
-    between an announcement and the planned arrival. allocation: mean share of nodes in use,
-    gpu_allocation: of GPUs, while jobs arrive. idle_node_hours, idle_gpu_hours: from the first announcement
-    (without one, the start) until the last arrival. admitted, late, late_share: jobs let into a zone, and
-    those of them that were predicted out and still there; held: jobs that nobody let in and had to go, or to
-    be waited for; preempted: jobs stopped, lost_gpu_hours: work that they do again. planned: of each planned
-    job."""
+    """Results of one policy.
+
+    delay: of all jobs that arrived during the replay; notice: of those that arrived between an
+    announcement and the planned arrival. allocation: mean share of nodes in use, gpu_allocation: of
+    GPUs, while jobs arrive. idle_node_hours, idle_gpu_hours: from the first announcement (without
+    one, the start) until the last arrival. admitted: jobs let into a zone; late: those of them that
+    were predicted to have ended but were still running; late_share: their share. held: jobs in a
+    zone that were not admitted and had to leave, or to be waited for. preempted: jobs stopped;
+    lost_gpu_hours: work that they repeat. planned: result of each planned job.
+    """
 
     policy: str
     delay: Delay
@@ -94,34 +98,35 @@ class Summary:
     held: int
     preempted: int
     lost_gpu_hours: float
-    planned: tuple[OfPlanned, ...] = ()
+    planned: tuple[PlannedSummary, ...] = ()
 
     @property
     def retention_before(self) -> float | None:
-        """Of the planned job of whose nodes others held the most just before it arrived."""
+        """The largest share of a planned job's nodes that other jobs held just before it
+        arrived."""
         return self._most("before")
 
     @property
     def retention_at(self) -> float | None:
-        """Of the planned job of whose nodes others held the most just after it arrived."""
+        """The largest share of a planned job's nodes that other jobs held just after it arrived."""
         return self._most("at")
 
     @property
     def planned_delay(self) -> float | None:
-        """Of the planned job that started latest."""
+        """The longest delay of a planned job in seconds."""
         return self._most("delay")
 
     def _most(self, name: str) -> float | None:
         return max((value for one in self.planned if (value := getattr(one, name)) is not None), default=None)
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return plain values, for JSON."""
         worst = ("planned_delay", "retention_before", "retention_at")
         return asdict(self) | {name: getattr(self, name) for name in worst}
 
 
 def summary(outcome: ReplayOutcome, jobs: JobTrace, planned: Sequence[Planned], nodes: int, gpus: int) -> Summary:
-    """Numbers of one outcome. nodes, gpus: of the cluster."""
+    """Return the summary of one outcome. nodes, gpus: of the cluster."""
     arrived = jobs.submit >= 0
     waited = np.maximum(0.0, outcome.started - jobs.submit)
     notice = np.zeros(len(jobs), bool)
@@ -147,5 +152,5 @@ def summary(outcome: ReplayOutcome, jobs: JobTrace, planned: Sequence[Planned], 
         held=held,
         preempted=int((outcome.restarts > 0).sum()),
         lost_gpu_hours=outcome.lost / 3600,
-        planned=tuple(map(OfPlanned.of, planned, outcome.planned)),
+        planned=tuple(map(PlannedSummary.of, planned, outcome.planned)),
     )

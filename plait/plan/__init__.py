@@ -1,1 +1,1 @@
-"""Planning: what a strategy costs on a network, and which one to take. No torch."""
+"""Planning: predicts a strategy's cost on a cluster, and chooses the best strategy. No torch."""

@@ -1,25 +1,26 @@
-"""What the planner answers: the best strategies of a job on a cluster, what each is predicted to take, and
-why the first is the first.
+"""The planner's answer: the best strategies of a job on a cluster, with predictions and reasons.
 
-Finalists of the closed form are simulated, through the very schedule and segment lists that would run; their
-memory is the exact walk's. Models with experts, what else no list of ops has (``job_options``), and jobs that
-another framework is to run are predicted in closed form alone.
+Finalists of the closed form are simulated, with the same schedule and instruction lists that would
+run; their memory is traced exactly. Some jobs are predicted in closed form alone: models with
+experts, other features that instruction lists lack (``job_options``), and jobs that run in another
+framework.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import chain, count
+from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.base.errors import InfeasiblePlan, JobError, PlaitError
+from plait.core.base.process import uncollected
 from plait.core.base.text import in_bytes
-from plait.core.base.uncollected import uncollected
 from plait.core.cluster.hardware import Cluster
 from plait.core.cluster.mfu import dense_peak, mfu
 from plait.core.job.constraint import Margin
@@ -28,66 +29,78 @@ from plait.core.job.spec import Job
 from plait.core.model.precision import QUANTISED
 from plait.core.model.spec import ModelSpec
 from plait.core.step.clock.pipeline import Simulated
-from plait.core.step.columns.points import SHARD_OVERLAPS, Points
-from plait.core.step.memory.closed_memory import step_memory
+from plait.core.step.columns.points import SHARD_OVERLAPS, StrategyTable
+from plait.core.step.memory.closed_memory import MemoryColumns, step_memory
 from plait.core.step.memory.memory_options import MemoryOptions
 from plait.core.step.seconds.closed_form import Seconds, step_seconds
-from plait.plan import reasons
-from plait.plan.asking import asked_of, job_at, margin_of, point_of, ranks_of, timed_point
-from plait.plan.band import band
-from plait.plan.candidate import Answer, Candidate
-from plait.plan.experts_answer import closed_parts, closed_report
-from plait.plan.finalists import DOUBT, Finalists, shared_by_lists
-from plait.plan.fits import MOST_LAYERS, check_size
-from plait.plan.fp8_shapes import check_widths, fp8_rules
-from plait.plan.frameworks import Framework, framework_of
-from plait.plan.freeing import Freed, freed, told_together
-from plait.plan.job_options import options_of, planned_only
+from plait.formats.base.frameworks import Framework, Mask, check_widths, fp8_rules, framework_of, sequences
+from plait.plan.explain import reasons
+from plait.plan.explain.memory_report import MemoryReport, closed_report, memory_report
+from plait.plan.explain.moves import (
+    MemorySaving,
+    Move,
+    changed_job,
+    cheapest,
+    describe_savings,
+    moves,
+    moves_together,
+    nearest_change,
+    would_fit,
+)
+from plait.plan.explain.reasons import check_constraints, closed_parts, format_constraints
 from plait.plan.make import make_plan
-from plait.plan.memory_report import MemoryReport, memory_report
-from plait.plan.nearest import changes, more_ranks, nearest_change, trades, would_fit
-from plait.plan.needs import Needs
-from plait.plan.respected import respected, told_constraints
-from plait.plan.safest import LONGER, ROOMIEST, SURELY, roomiest
-from plait.plan.search import first_of_family, search
-from plait.plan.simulate import simulate_plan
-from plait.plan.space import SearchRequest, any_point
+from plait.plan.search.candidate import Answer, Candidate
+from plait.plan.search.choices import factors
+from plait.plan.search.finalists import DOUBT, Finalists, shared_by_lists
+from plait.plan.search.fits import MOST_LAYERS, check_size
+from plait.plan.search.job_options import options_of, planned_only
+from plait.plan.search.needs import Needs, band
+from plait.plan.search.request import job_at, margin_of, point_of, ranks_of, search_request, timed_point
+from plait.plan.search.search import LONGER, ROOMIEST, SURELY, first_of_family, safest, search
+from plait.plan.search.simulate import simulate_plan
+from plait.plan.search.space import SearchRequest, any_point
 
 SIMULATED = 4
-"""Finalists of the closed form that are simulated beyond those that are shown, if they may be faster."""
+"""Number of finalists of the closed form that are simulated in addition to those shown, since they
+may be faster."""
 LIGHT, MANY, WIDE = 40, 20, 1.06
-"""Of models of no more layers, whose simulation takes little, so many are, and further from the best: late
-hosts and small products are where the closed form errs most."""
+"""Light models: maximum number of layers; finalists simulated in addition; and how much slower than
+the best a finalist may be. Their simulation is fast, and the closed form errs most where the host
+is late and products are small."""
 FEW = 4
-"""Finalists where only the best is asked for, and soon."""
+"""Number of finalists if only the best is needed, quickly."""
 PROPOSED = 24
-"""Changes that are walked where a strategy does not fit, at most."""
+"""Maximum number of changes that are traced if a strategy does not fit."""
 WIDER = 5
-"""So many times as many families are ranked as are simulated, where these correct what is said of others."""
+"""Number of families that are ranked, as a multiple of those simulated: simulations correct the
+predictions of the other families."""
 MORE = 8
-"""So many times as many are walked where none of them fits."""
+"""Number of finalists traced if none of the first ones fits, as a multiple."""
 CROWDED = 0.5
-"""Of a device's memory: what fills less needs no advice on freeing it."""
+"""Fraction of a device's memory below which a strategy needs no advice on freeing memory."""
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Predicts strategies of one job on one cluster. vocab: of the job's tokenizer. slowed: so many times as
-    long as a device takes, ``cluster`` has it take; utilisation is of the device. told_framework: the one
-    that is to run the job, with what a configuration of its own says; None: what ``plan.framework`` names."""
+    """Predicts strategies of one job on one cluster.
+
+    vocab: of the job's tokenizer. slowed: factor by which ``cluster`` is slower than the actual
+    device, to which MFU refers. configured_framework: the framework that is to run the job, with
+    settings of its own configuration; None: the one of ``plan.framework``.
+    """
 
     job: Job
     cluster: Cluster
     vocab: int
     slowed: float = 1.0
-    told_framework: Framework | None = None
+    configured_framework: Framework | None = None
     _seconds: dict[frozenset[tuple[str, int]], float] = field(default_factory=dict, init=False, compare=False)
-    """Of a step, by points that were finalists."""
+    """Seconds per step of points that were finalists."""
 
     @cached_property
     def framework(self) -> Framework | None:
-        """Which is to run the job; None for Plait's own runtime."""
-        found, precision = self.told_framework or framework_of(self.job.plan.framework), self.job.train.precision
+        """The framework that is to run the job; None for Plait's own runtime."""
+        found, precision = self.configured_framework or framework_of(self.job.plan.framework), self.job.train.precision
         if found and found.name == "megatron" and precision in QUANTISED:
             rules = [*found.rules, *fp8_rules(self.model, self.job.data.sequence_length, precision)]
             return replace(found, rules=rules)
@@ -95,7 +108,7 @@ class Planner:
 
     @cached_property
     def model(self) -> ModelSpec:
-        """Of the job. Raises JobError for more layers than anything is planned for."""
+        """The job's model. Raises JobError if it has more than ``MOST_LAYERS`` layers."""
         model = self.job.model_spec(self.vocab)
         if model.num_layers > MOST_LAYERS:
             problem = f"{model.num_layers:,} layers are more than {MOST_LAYERS:,}"
@@ -104,18 +117,18 @@ class Planner:
 
     @cached_property
     def margin(self) -> Margin:
-        """Memory of every device that a plan leaves free."""
+        """Memory of every device that a plan must leave free."""
         return margin_of(self.job, self.cluster)
 
     @cached_property
-    def asked(self) -> SearchRequest:
-        """The space of the job. On this machine, where the job does not say how many ranks there are to be,
-        of as many cores as can share its batch."""
-        asked, section = asked_of(self.job, self.model, self.cluster), self.job.cluster
+    def request(self) -> SearchRequest:
+        """The job's search space. On this machine, if the job does not set the number of ranks: as
+        many ranks as there are cores, reduced until they can share the batch."""
+        asked, section = search_request(self.job, self.model, self.cluster), self.job.cluster
         if self.framework:
             if self.framework.name == "megatron" and self.job.train.precision in QUANTISED:
                 check_widths(self.model, self.job.train.precision)
-            asked = self.framework.asked(asked, self._options(self.job))
+            asked = _part_of(asked, self.framework, self._options(self.job))
         said = section.ranks or section.file or section.preset != "here" or not self.job.leaves_ranks_open
         for ranks in range(asked.ranks, 0, -1) if not said else ():
             fewer = replace(asked, ranks=ranks, domain=min(ranks, asked.domain))
@@ -124,52 +137,59 @@ class Planner:
         return asked
 
     @property
-    def closed(self) -> bool:
-        """Whether it is predicted in closed form alone, since lists of ops do not have all of it."""
-        return bool(self.model.experts or self.model.kv_lora_rank or self.job.untrained or self.framework)
+    def closed_form_only(self) -> bool:
+        """True if the job is predicted in closed form alone, since instruction lists do not support
+        all of it."""
+        return bool(self.model.experts or self.model.kv_lora_rank or self.job.planning_only or self.framework)
 
     @property
     def _light(self) -> bool:
-        """Whether simulating a finalist takes little."""
+        """True if simulating a finalist takes little time."""
         return self.model.num_layers <= LIGHT
 
     @uncollected()
     def answer(self) -> Answer:
-        """The best strategies. Raises JobError for what cannot be searched, InfeasiblePlan where nothing
-        fits."""
+        """Return the best strategies. Raises JobError if the job cannot be searched, InfeasiblePlan
+        if nothing fits."""
         shown = self.job.plan.top
         found, searched = self._finalists(shown, more=MANY if self._light else SIMULATED)
-        first = first_of_family(Points.of([dict(one.point) for one in found]))  # what a person would call different
+        first = first_of_family(
+            StrategyTable.of([dict(one.point) for one in found])
+        )  # what a person would call different
         found = [found[at] for at in first]
         found = self._safest_first(found) if self.margin.safest else found
-        answer, most = self.told(found[:shown], searched=searched), self.job.plan.points
+        answer, most = self.make_answer(found[:shown], searched=searched), self.job.plan.points
         coarsest = f"plan.points = {most:,}: the coarsest space has more, and {searched:,} strategies were compared."
         return replace(answer, why=[*answer.why, coarsest]) if searched > 2 * most else answer
 
     @uncollected()
     def chosen(self) -> Candidate:
-        """The best, of fewer finalists than ``answer`` simulates. Raises as it does."""
+        """Return the best candidate, from fewer finalists than ``answer`` simulates. Raises like
+        ``answer``."""
         found, _ = self._finalists(FEW)
         return self._safest_first(found)[0] if self.margin.safest else found[0]
 
-    def _safest_first(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """Before candidates, the fastest first, the one that is most sure to fit of those that take hardly
-        longer than the fastest."""
-        fastest = found[0]
+    def _safest_first(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates with the safest one first, then the fastest first. The safest is
+        the most likely to fit of those that are hardly slower than the fastest."""
+        fastest = candidates[0]
         limit = LONGER * (fastest.closed_form or fastest.seconds)
-        points = roomiest(self.asked, self.cluster, self.job.train.precision, seconds=limit, keep=ROOMIEST,
+        points = safest(self.request, self.cluster, self.job.train.precision, seconds=limit, keep=ROOMIEST,
                           most=self.job.plan.points)  # fmt: skip
         tried = self._finalists_of([points.row(at) for at in range(len(points))])
-        near = [one for one in (*found, *tried) if one and one.seconds <= LONGER * fastest.seconds]
-        safest = min(near, key=lambda one: (-min(SURELY, one.memory.likely), one.seconds))
-        return [safest, *(one for one in found if one.point != safest.point)]
+        near = [one for one in (*candidates, *tried) if one and one.seconds <= LONGER * fastest.seconds]
+        first = min(near, key=lambda one: (-min(SURELY, one.memory.likely), one.seconds))
+        return [first, *(one for one in candidates if one.point != first.point)]
 
     @uncollected()
-    def checked(self, plan: Plan | None = None) -> Answer:
-        """The job's own strategy, with whether it meets ``plan.constraints``: it is predicted even if it does
-        not. plan: the job's as it stands, if there is one, with the slices and the costs that timed steps
-        found. Raises JobError where it leaves something open, InfeasiblePlan where it does not fit: what is
-        too much, by how much, and the nearest change."""
+    def evaluate(self, plan: Plan | None = None) -> Answer:
+        """Return the prediction of the job's own strategy, even if it violates
+        ``plan.constraints``, which the answer says.
+
+        plan: the job's plan, if there is one, with slices and costs from timed steps. Raises
+        JobError if the job leaves something open. Raises InfeasiblePlan if the strategy does not
+        fit: what is too large, by how much, and the nearest change that helps.
+        """
         if self.job.open:
             first, *others = self.job.open
             more = f", and so are {', '.join(one.removeprefix('strategy.') for one in others)}" if others else ""
@@ -183,68 +203,73 @@ class Planner:
         own = self.predict(self.job, plan)
         if not own.memory.fits:
             raise self._too_large(own)
-        answer, asked = self.told([own], searched=1), respected(self.job, own.point, own.most_memory)
-        instead = self.framework.instead(point_of(self.job)) if self.framework else []
-        return replace(answer, why=[*told_constraints(asked), *instead, *answer.why], constraints=asked)
+        answer, asked = self.make_answer([own], searched=1), check_constraints(self.job, own.point, own.most_memory)
+        instead = self.framework.replacements(point_of(self.job)) if self.framework else []
+        return replace(answer, why=[*format_constraints(asked), *instead, *answer.why], constraints=asked)
 
     def _finalists(self, sure: int, more: int = 0) -> tuple[list[Candidate], int]:
-        """The fastest first, of so many, of some ``more`` that may be faster than these, and of neighbours of
-        the best; and how many points were searched. Memory in closed form may be too little: where all
-        finalists turn out too large, many more are walked."""
+        """Return candidates, fastest first, and the number of points searched.
+
+        The candidates are the ``sure`` best, those of ``more`` others that may be faster, and
+        neighbours of the best. The closed form may predict too little memory: if all finalists are
+        too large, many more are traced.
+        """
         count, light = sure + more, bool(more) and self._light
         for keep in (2 * count if light else WIDER * count, MORE * count):
-            ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
+            ranked = search(self.request, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
             doubt = WIDE if light else DOUBT
             tried = Finalists(ranked, self._finalists_of, lambda points: self.fit(points, self.job), doubt, not light)
             tried.first(sure, count)
-            if tried.found and not self.closed:
+            if tried.predicted and not self.closed_form_only:
                 tried.other_schedules()
                 tried.climb()
                 tried.around_equals()
-            if tried.found and "strategy.overlap" in self.job.open:
-                tried.instead(lambda point: [*reasons.without(point).values(), *self._less_hidden(point)])
-                tried.beside(self._less_hidden)
-            if tried.found:
-                self._seconds.update({frozenset(point.items()): one.seconds for point, one in tried.found})
-                return sorted((one for _, one in tried.found), key=lambda one: one.seconds), len(ranked.space)
+            if tried.predicted and "strategy.overlap" in self.job.open:
+                tried.improve_best(lambda point: [*reasons.without_overlaps(point).values(), *self._less_hidden(point)])
+                tried.predict_near_best(self._less_hidden)
+            if tried.predicted:
+                self._seconds.update({frozenset(point.items()): one.seconds for point, one in tried.predicted})
+                return sorted((one for _, one in tried.predicted), key=lambda one: one.seconds), len(ranked.space)
         why = self._refusal(tried.refused[0]) if tried.refused else ""
         raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned. The fastest: {why}")
 
     def _less_hidden(self, point: Mapping[str, int]) -> list[dict[str, int]]:
-        """With an overlap less, or sharding that hides less, where the closed form finds it faster: what is
-        hidden slows down what hides it. The space has only that which hides most."""
+        """Return variants with one overlap less, or with sharding that hides less, if they are
+        faster in closed form: overlap slows down the computation that hides it. The search space
+        has only the variant that hides most."""
         kinds = range(len(SHARD_OVERLAPS)) if point["dp"] * point["cp"] > 1 and not self.framework else ()
-        rows = [dict(point) | {"shard_overlap": kind} for kind in kinds if self.asked.allows("shard_overlap", kind)]
-        rows += reasons.without(point).values()
+        rows = [dict(point) | {"shard_overlap": kind} for kind in kinds if self.request.allows("shard_overlap", kind)]
+        rows += reasons.without_overlaps(point).values()
         if not rows:
             return []
-        told = self.closed_seconds(self.job, Points.of([point, *rows])).total
+        told = self.closed_seconds(self.job, StrategyTable.of([point, *rows])).total
         return [row for row, seconds in zip(rows, told[1:], strict=True) if seconds < (1 - reasons.ALIKE) * told[0]]
 
     def _finalists_of(self, points: Sequence[Mapping[str, int]]) -> list[Candidate | None]:
         return self._with_closed_form(shared_by_lists(self._finalist, points))
 
-    def _with_closed_form(self, found: Sequence[Candidate | None]) -> list[Candidate | None]:
-        """With what the closed form says of what was simulated: asked for all at once, which takes as long as
-        for one."""
-        some = [one for one in found if one and not one.closed_form and len(set(one.job.degrees)) == 1]
-        points = Points.of([dict(one.point) for one in some]) if some else None
+    def _with_closed_form(self, candidates: Sequence[Candidate | None]) -> list[Candidate | None]:
+        """Return simulated candidates with their closed-form seconds. All are computed at once,
+        which takes as long as one."""
+        some = [one for one in candidates if one and not one.closed_form and len(set(one.job.degrees)) == 1]
+        points = StrategyTable.of([dict(one.point) for one in some]) if some else None
         said = self.closed_seconds(some[0].job, points).total.tolist() if points else []
         told = {id(one): replace(one, closed_form=seconds) for one, seconds in zip(some, said, strict=True)}
-        return [told.get(id(one), one) for one in found]
+        return [told.get(id(one), one) for one in candidates]
 
     def _finalist(self, point: Mapping[str, int]) -> Candidate | None:
-        """A point predicted; None where ``_refusal`` says why. Memory first: a simulation takes longer."""
+        """Return the prediction of a point; None if it is refused, for the reason that ``_refusal``
+        gives. Memory is checked first, since a simulation takes longer."""
         try:
             job = job_at(self.job, point)
-            plan = None if self.closed else self.draft(job)
+            plan = None if self.closed_form_only else self.draft(job)
             memory = self.memory(job, plan)
             return self._predicted(job, plan, memory) if memory.safe and not self._broken(memory) else None
         except PlaitError:
             return None
 
     def _refusal(self, point: Mapping[str, int]) -> str:
-        """A rule that columns do not know, or memory."""
+        """Return why a point is refused: a rule that the arrays do not know, or memory."""
         try:
             one = self.predict(job_at(self.job, point))
         except PlaitError as error:
@@ -252,111 +277,145 @@ class Planner:
         return self._broken(one.memory) if one.memory.safe else str(self._too_large(one))
 
     def _broken(self, memory: MemoryReport) -> str:
-        """Which limit of memory that the job sets is not kept by what was walked, if any."""
+        """Return a phrase on the memory constraint that the traced memory violates; empty if there
+        is none."""
         most = memory.fullest.total
-        broken = (one for one in self.asked.constraints if one.quantity == "memory" and not one.holds(most))
+        broken = (one for one in self.request.constraints if one.quantity == "memory" and not one.holds(most))
         return next((f"a rank needs {in_bytes(most)}, against '{one.text}' in plan.constraints" for one in broken), "")
 
-    def _too_large(self, one: Candidate) -> InfeasiblePlan:
-        if one.memory.fits:
-            return InfeasiblePlan(one.memory.told_crowded)
-        advice = [told_together(self.freeing(one)), would_fit(self._nearest_change(one))]
-        return InfeasiblePlan(" ".join([one.memory.told_too_large(self.cluster.device.name), *filter(None, advice)]))
+    def _too_large(self, candidate: Candidate) -> InfeasiblePlan:
+        if candidate.memory.fits:
+            return InfeasiblePlan(candidate.memory.describe_crowded)
+        advice = [describe_savings(self.memory_savings(candidate)), would_fit(self._nearest_change(candidate))]
+        return InfeasiblePlan(
+            " ".join([candidate.memory.describe_too_large(self.cluster.device.name), *filter(None, advice)])
+        )
 
-    def _nearest_change(self, one: Candidate) -> dict[str, Any] | None:
-        """With which its job fits as it would be run: what fits in closed form is walked."""
+    def _nearest_change(self, candidate: Candidate) -> dict[str, Any] | None:
+        """Return the nearest change with which the candidate's job fits. Changes that fit in closed
+        form are traced."""
         walked = count()
 
         def fits(job: Job) -> bool:
             ranks_of(job, self.cluster)
-            if not self.fit(Points.of([point_of(job)]), job)[0] or next(walked) >= PROPOSED:
+            if not self.fit(StrategyTable.of([point_of(job)]), job)[0] or next(walked) >= PROPOSED:
                 return False
-            return (self.predict(job).memory if self.closed else self.memory(job, self.draft(job))).safe
+            return (self.predict(job).memory if self.closed_form_only else self.memory(job, self.draft(job))).safe
 
-        return nearest_change(one.job, chain(changes(one.job), trades(one.job), more_ranks(one.job)), fits)
+        return nearest_change(candidate.job, moves_together(candidate.job, more=True), fits)
 
     def _options(self, job: Job) -> MemoryOptions:
         return options_of(job, self.cluster.device, self.framework)
 
-    def closed_seconds(self, job: Job, points: Points) -> Seconds:
-        """Of strategies of a job, in closed form."""
+    def closed_seconds(self, job: Job, points: StrategyTable) -> Seconds:
+        """Return the closed form's seconds for strategies of a job."""
         return step_seconds(
             self.model, points, self.cluster, sequence=job.data.sequence_length, precision=job.train.precision,
             options=self._options(job),
         )  # fmt: skip
 
-    def fit(self, points: Points, job: Job) -> NDArray[np.bool_]:
-        """Which points of a job fit in closed form."""
-        found = step_memory(
+    def closed_memory(self, job: Job, points: StrategyTable) -> MemoryColumns:
+        """Return the closed form's memory for strategies of a job."""
+        return step_memory(
             self.model, points, sequence=job.data.sequence_length, precision=job.train.precision,
             options=self._options(job), overhead=self.cluster.overhead,
         )  # fmt: skip
-        return Needs.of(found, self.margin, self.cluster).fits()
+
+    def fit(self, points: StrategyTable, job: Job) -> NDArray[np.bool_]:
+        """Return which points of a job fit, in closed form."""
+        return Needs.of(self.closed_memory(job, points), self.margin, self.cluster).fits()
 
     def memory(self, job: Job, plan: Plan | None) -> MemoryReport:
-        """What fills every place under a job's plan: walked, or in closed form where no list is."""
-        if self.closed or not plan:
+        """Return the memory of every pp rank under a job's plan: traced, or in closed form if there
+        are no instruction lists."""
+        if self.closed_form_only or not plan:
             return self._closed_memory(job, point_of(job))
         return memory_report(plan, self.cluster, self.margin)
 
     def _closed_memory(self, job: Job, point: Mapping[str, int]) -> MemoryReport:
         return closed_report(self.model, point, self.cluster, job, self._options(job))
 
-    def told(self, found: Sequence[Candidate], *, searched: int) -> Answer:
-        """An answer of candidates in this order."""
+    def make_answer(self, candidates: Sequence[Candidate], *, searched: int) -> Answer:
+        """Return an answer with these candidates in this order."""
         return Answer(
             model=self.model,
             cluster=self.cluster,
-            ranks=found[0].job.world_size,
-            candidates=found,
-            why=[*planned_only(self.job, self.model, self.cluster.device, self._trained(found[0])), *self.why(found)],
+            ranks=candidates[0].job.world_size,
+            candidates=candidates,
+            why=[
+                *planned_only(self.job, self.model, self.cluster.device, self._trained(candidates[0])),
+                *self.why(candidates),
+            ],
             searched=searched,
             framework=self.framework.version if self.framework else "",
-            frees=self.freeing(found[0]),
+            frees=self.memory_savings(candidates[0]),
         )
 
-    def _trained(self, one: Candidate) -> float | None:
-        """Seconds in closed form without what can only be planned for; None where there is no such thing."""
-        if not self.job.untrained:
+    def _trained(self, candidate: Candidate) -> float | None:
+        """Return the seconds in closed form of the part of the job that Plait can train; None if it
+        can train all of it, or if that part has no prediction."""
+        if not self.job.planning_only:
             return None
         try:
-            return float(self.closed_seconds(one.job.trained, Points.of([dict(one.point)])).total[0])
+            return float(
+                self.closed_seconds(
+                    candidate.job.without_planning_only, StrategyTable.of([dict(candidate.point)])
+                ).total[0]
+            )
         except JobError:
             return None
 
-    def freeing(self, one: Candidate) -> list[Freed]:
-        """What would free memory of a strategy of equal places that fills more than half of a device."""
-        if one.most_memory < CROWDED * one.memory.usable or len(set(one.job.degrees)) > 1:
+    def memory_savings(self, candidate: Candidate) -> list[MemorySaving]:
+        """Return changes that would free memory, for a strategy of equal pp ranks that fills more
+        than half of a device; else nothing."""
+        if candidate.most_memory < CROWDED * candidate.memory.usable or len(set(candidate.job.degrees)) > 1:
             return []
-        return freed(self.model, one.job, one.point, one.memory, self.cluster, self._options(one.job))
+        point, own, tried, rows = candidate.point, point_of(candidate.job), list[Move](), [dict(candidate.point)]
+        layers = -(-self.model.num_layers // (point["pp"] * point["virtual"]))
+        local = max(1, self.cluster.ranks_per_node // point["tp"])
+        for move in moves(candidate.job, layers, factors(point["dp"] * point["cp"], local)):
+            with suppress(PlaitError):  # a change that rules forbid has neither a memory nor a time
+                other = point_of(changed_job(candidate.job, move.change)).items()
+                row = dict(point) | {name: value for name, value in other if value != own[name]}
+                if not self.framework or self.framework.feasible(StrategyTable.of([row]))[0]:
+                    tried, rows = [*tried, move], [*rows, row]
+        points, kinds = StrategyTable.of(rows), asdict(candidate.memory.fullest.place.memory)
+        held, seconds = (
+            self.closed_memory(candidate.job, points).total,
+            self.closed_seconds(candidate.job, points).total,
+        )
+        return cheapest(tried, kinds, held, seconds, candidate.memory.usable)
 
     def predict(self, job: Job, plan: Plan | None = None) -> Candidate:
-        """A job that leaves nothing open. plan: the job's, if there is one already; else a draft of it."""
+        """Return the prediction of a job that leaves nothing open. plan: the job's plan, if there
+        is one already; else a draft is made."""
         one = self._predicted(job, plan)
         return self._with_closed_form([one])[0] or one
 
     def _predicted(self, job: Job, plan: Plan | None = None, memory: MemoryReport | None = None) -> Candidate:
-        """As ``predict``, where it is simulated without ``closed_form``. memory: what fills it, if that is
-        known."""
+        """Return the prediction like ``predict``; a simulated candidate lacks ``closed_form``.
+        memory: the memory report, if known."""
         if self.framework:
-            point = self.framework.point(point_of(job), job.train.global_batch_size)
+            point = self.framework.adapt(point_of(job), job.train.global_batch_size)
             job = job_at(job, point)
         else:
             plan = plan or self.draft(job)
             point = point_of(job) | timed_point(plan)
-        points, sequence = Points.of([point]), job.data.sequence_length
-        if self.closed:
+        points, sequence = StrategyTable.of([point]), job.data.sequence_length
+        if self.closed_form_only:
             if len(set(job.degrees)) > 1:
-                others = [self.framework.version] if self.framework else [key for key, _ in self.job.untrained]
+                others = [self.framework.version] if self.framework else [key for key, _ in self.job.planning_only]
                 why = "experts need" if self.model.experts else f"{others[0]} needs"
-                raise JobError(f"are unequal places; {why} equal ones", key="strategy.dp", fix="Give one number")
+                raise JobError(
+                    f"differs between pp ranks; {why} the same on all", key="strategy.dp", fix="Give one number"
+                )
             closed = self.closed_seconds(job, points)
             seconds, parts = float(closed.total[0]), closed_parts(closed)
         elif plan:
             simulated = simulate_plan(plan, self.cluster)
             seconds, parts = simulated.seconds, simulated.exposed
         if not memory:
-            memory = self.memory(job, plan) if plan and not self.closed else self._closed_memory(job, point)
+            memory = self.memory(job, plan) if plan and not self.closed_form_only else self._closed_memory(job, point)
         low, high = band(np.array([seconds]), points, self.cluster)
         batch, used = job.train.global_batch_size, self._mfu(job, seconds)
         return Candidate(
@@ -365,7 +424,7 @@ class Planner:
             seconds=seconds,
             low=float(low[0]),
             high=float(high[0]),
-            closed_form=seconds if self.closed else None,
+            closed_form=seconds if self.closed_form_only else None,
             parts=parts,
             memory=memory,
             tokens_per_second=batch * sequence / seconds,
@@ -374,7 +433,8 @@ class Planner:
         )
 
     def _mfu(self, job: Job, seconds: float) -> tuple[float, float] | None:
-        """Utilisation of a step of ``seconds``, and the same with all of attention's scores counted."""
+        """Return (MFU of a step of ``seconds``, the same with all attention scores counted); None
+        if the peak is unknown."""
         peak = job.run.peak_flops or self.slowed * (dense_peak(self.cluster.device, job.train.precision) or 0.0)
         sequence, batch = job.data.sequence_length, job.train.global_batch_size
         found = mfu(self.model, sequence=sequence, batch=batch, seconds=seconds, devices=job.world_size, peak=peak)
@@ -382,42 +442,57 @@ class Planner:
         return None if found is None else (found, found * full)
 
     def refuse_framework(self, doing: str) -> None:
-        """Raise JobError for a job that another framework is to run, which cannot be what ``doing`` says."""
+        """Raise JobError if another framework is to run the job. doing: what was attempted, a
+        participle for the message."""
         if self.framework:
-            problem = f"what {self.framework.version} is to run cannot be {doing}: Plait does not run its steps"
+            problem = f"a job for {self.framework.version} cannot be {doing}: Plait does not run its steps"
             raise JobError(problem, key="plan.framework", fix="Leave it out")
 
     def plan(self, job: Job) -> Plan:
-        """What ranks would obey. Raises JobError for a job that another framework is to run."""
+        """Return the plan that ranks follow. Raises JobError if another framework is to run the
+        job."""
         self.refuse_framework("made a plan that ranks obey")
         return make_plan(job, self.cluster.hosts, vocab=self.vocab)
 
     def draft(self, job: Job) -> Plan:
-        """As much of it as predictions read."""
+        """Return the part of the plan that predictions read."""
         return make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True)
 
     def simulated(self, job: Job, plan: Plan | None = None) -> Simulated:
-        """A step of a job that leaves nothing open. plan: as for ``predict``."""
+        """Return the simulated step of a job that leaves nothing open. plan: as in ``predict``."""
         return simulate_plan(plan or self.draft(job), self.cluster)
 
     def seconds(self, job: Job) -> float:
-        """Of a step, as ``predict`` says."""
-        return (self.predict(job) if self.closed else self.simulated(job)).seconds
+        """Return the seconds of a step, as in ``predict``."""
+        return (self.predict(job) if self.closed_form_only else self.simulated(job)).seconds
 
-    def why(self, found: Sequence[Candidate]) -> list[str]:
-        """Sentences about the first of several, the fastest first; where the safest is asked for, this."""
-        best = found[0]
-        ahead = reasons.given_up(found) if self.margin.safest else reasons.runner_up(found)
+    def why(self, candidates: Sequence[Candidate]) -> list[str]:
+        """Return sentences about the first candidate: the fastest, or the safest if the job wants
+        the safest."""
+        best = candidates[0]
+        ahead = reasons.describe_safety_cost(candidates) if self.margin.safest else reasons.runner_up(candidates)
         gains = [
-            reasons.gains(name, slower, best.seconds)
-            for name, off in reasons.without(best.point).items()
+            reasons.describe_gain(name, slower, best.seconds)
+            for name, off in reasons.without_overlaps(best.point).items()
             if (slower := self._without(best, off))
         ]
-        return [reasons.limits(best.parts, best.seconds), *ahead, *gains, *reasons.fixed_order(best.point)]
+        return [reasons.describe_parts(best.parts, best.seconds), *ahead, *gains, *reasons.fixed_order(best.point)]
 
     def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:
-        """Seconds of a step of another strategy than the best; None where a rule forbids it."""
+        """Return the seconds of a step of the best strategy with settings ``off``; None if a rule
+        forbids them."""
         try:
             return self._seconds.get(frozenset(off.items())) or self.seconds(job_at(best.job, off))
         except PlaitError:
             return None
+
+
+def _part_of(request: SearchRequest, framework: Framework, options: MemoryOptions) -> SearchRequest:
+    """Return the part of a search space that a framework supports. options: of the job on its
+    device."""
+
+    def can(points: StrategyTable) -> Mask:
+        return framework.feasible(points, request.model) & (sequences(points) == request.global_batch)
+
+    fixed, ends = framework.within(request.fixed), options.most_stages(0)
+    return replace(request, fixed=fixed, has=framework.values, can=can, options=options, ends=ends)

@@ -1,49 +1,189 @@
-"""A strategy in the words of other frameworks."""
+"""A strategy in the settings of other frameworks.
+
+Settings are written, read back, and predicted as their framework would run them. The strategy in
+another framework's file is compared with the best that a search finds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from plait.core.base.errors import JobError, nearest
+from plait.core.base.errors import JobError, PlaitError, nearest
+from plait.core.base.text import in_bytes, in_seconds
 from plait.core.job.spec import Job
-from plait.plan.emit_deepspeed import deepspeed
-from plait.plan.emit_megatron import megatron
-from plait.plan.emit_torchtitan import torchtitan
-from plait.plan.emit_words import Emitted, Words
+from plait.formats.base.frameworks import FRAMEWORKS
+from plait.formats.base.literals import python_settings
+from plait.formats.base.parsed_config import ParsedConfig
+from plait.formats.base.rows import Emitted, WriterContext
+from plait.formats.base.shell import arguments
+from plait.formats.deepspeed import parse_deepspeed, write_deepspeed
+from plait.formats.megatron.emit import write_megatron
+from plait.formats.megatron.read import parse_megatron
+from plait.formats.torchtitan.emit import write_torchtitan
+from plait.formats.torchtitan.read import parse_torchtitan
+from plait.plan.answer import Planner
+from plait.plan.explain.reasons import differences
+from plait.plan.search.candidate import Candidate
 
-FRAMEWORKS: Mapping[str, Callable[[Words], Emitted]] = {
-    "torchtitan": torchtitan, "megatron": megatron, "deepspeed": deepspeed,
+SOURCE_NAME = "what is emitted"
+
+
+class Writer(NamedTuple):
+    """A framework's settings writer. program: the program that torchrun starts. read: reads written
+    settings as the framework would."""
+
+    write: Callable[[WriterContext], Emitted]
+    program: str
+    read: Callable[[str], ParsedConfig]
+
+
+WRITERS: Mapping[str, Writer] = {
+    "torchtitan": Writer(
+        write_torchtitan, "-m torchtitan.train --module plait_plan --config planned",
+        lambda text: parse_torchtitan(SOURCE_NAME, python_settings(text, SOURCE_NAME), python=True),
+    ),
+    "megatron": Writer(
+        write_megatron, "pretrain_gpt.py ARGUMENTS", lambda text: parse_megatron(SOURCE_NAME, arguments(text))
+    ),
+    "deepspeed": Writer(
+        write_deepspeed, "PROGRAM --deepspeed_config ds_config.json",
+        lambda text: parse_deepspeed(SOURCE_NAME, json.loads(text)),
+    ),
 }  # fmt: skip
+HOW = "This is the file's own strategy: strategy=auto on the command line searches for a faster one."
+SAME = 0.005
+"""Fraction of a step: a search that gains less counts as finding nothing faster."""
 
 
-def check_framework(framework: str, others: Sequence[str] = ()) -> None:
-    """Raise JobError for a name that ``emit`` does not know. others: what --show takes, too."""
-    if framework not in (known := (*others, *FRAMEWORKS)):
-        problem = f"nothing is known of '{framework}'{nearest(framework, known)}"
+def check_framework(framework: str, other_values: Sequence[str] = ()) -> None:
+    """Raise JobError for a framework that ``emit`` does not know. other_values: further values that
+    --show accepts."""
+    if framework not in (known := (*other_values, *WRITERS)):
+        problem = f"'{framework}' is unknown{nearest(framework, known)}"
         raise JobError(problem, key="--show", fix=f"Use {' or '.join(known)}")
 
 
-PROGRAMS = {
-    "megatron": "pretrain_gpt.py ARGUMENTS",
-    "torchtitan": "-m torchtitan.train --module plait_plan --config planned",
-    "deepspeed": "PROGRAM --deepspeed_config ds_config.json",
-}
-"""What torchrun starts, by framework."""
-
-
-def emit(job: Job, framework: str, ranks_per_node: int = 0) -> Emitted:
-    """A job that leaves nothing open, for a framework of these; with lines that start it, where it
-    is told how many ranks a node has. Raises JobError for other names."""
-    check_framework(framework)
-    words = Words(job)
-    found = FRAMEWORKS[framework](words)
-    if ranks_per_node:
-        found.launch = words.launch(PROGRAMS[framework], ranks_per_node)
-    return found
-
-
 def check_emits(job: Job, framework: str) -> None:
-    """Raise JobError for a job of which the framework's settings are not known."""
+    """Raise JobError for a job that cannot be written in the framework's settings."""
     model = job.model_spec(vocab=1)
     if framework != "megatron" or job.train.precision == "nvfp4":
         job.check_trains(model, "emitted")
+
+
+def emit(job: Job, framework: str, ranks_per_node: int = 0) -> Emitted:
+    """Return a job that leaves nothing open in the settings of ``framework``. ranks_per_node: adds
+    lines that start it, unless 0. Raises JobError for unknown frameworks."""
+    check_framework(framework)
+    words, writer = WriterContext(job), WRITERS[framework]
+    found = writer.write(words)
+    if ranks_per_node:
+        found.launch = words.launch(writer.program, ranks_per_node)
+    return found
+
+
+def read_back(emitted: Emitted, framework: str, job: Job) -> ParsedConfig:
+    """Return emitted settings as the framework's reader understands them.
+
+    job: the job that they were made from. It supplies the model, which a framework may describe
+    only approximately, the ranks and the cluster, and what DeepSpeed leaves to the training
+    program. Raises JobError.
+    """
+    told = WRITERS[framework].read(emitted.text)
+    if framework == "deepspeed":
+        told.set("data.sequence_length", job.data.sequence_length)
+        if job.strategy.pp == 1 and told.get("strategy.recompute") is None:  # the model's own code recomputes layers
+            again = job.base_strategy.recompute in ("full", "layer")
+            told.set("strategy.recompute", "full" if again else "none")
+    told.values["model"] = dict(job.model)
+    told.values["cluster"] = job.cluster.model_dump(exclude_none=True) | {"ranks": job.world_size}
+    return told
+
+
+def as_emitted(planner: Planner, emitted: Emitted, framework: str, job: Job) -> Candidate:
+    """Return the prediction of settings that were emitted for a job. Raises PlaitError if they
+    cannot be predicted."""
+    told = read_back(emitted, framework, job)
+    if not {"preset", "huggingface"} & job.model.keys():
+        told.values["model"].setdefault("vocab", planner.vocab)
+    other = replace(planner, job=told.job(), configured_framework=told.runs)
+    return other.predict(other.job)
+
+
+def compare_predictions(planner: Planner, best: Candidate, emitted: Emitted, framework: str) -> str:
+    """Return a sentence that compares the planned strategy's prediction with that of the emitted
+    settings."""
+    runs, planned = FRAMEWORKS[framework], planner.framework
+    before = f"Planned for {planned.version if planned else 'Plait'}: {_figures(best)}"
+    try:
+        after = as_emitted(planner, emitted, framework, best.job)
+    except PlaitError as error:
+        return f"{before}. As {runs.version} would run these settings, nothing is predicted: {error}"
+    short = "" if after.memory.fits else ", which does not fit"
+    return f"{before}. As {runs.version} would run these settings: {_figures(after)}{short}."
+
+
+def _figures(candidate: Candidate) -> str:
+    usable = in_bytes(candidate.memory.usable)
+    return f"{in_seconds(candidate.seconds)} a step, {in_bytes(candidate.most_memory)} of {usable}"
+
+
+@dataclass(frozen=True)
+class OwnStrategy:
+    """The strategy in another framework's file. own: its prediction; None if it has none, for the
+    reason ``refused``. changes: settings in which the best strategy differs, as the framework
+    writes them."""
+
+    own: Candidate | None
+    refused: str
+    changes: list[str]
+
+    def describe(self, best: Candidate) -> str:
+        """Return a sentence that compares the file's strategy with the best."""
+        if self.own is None:
+            return f"The file's own strategy has no prediction: {self.refused}"
+        short = "" if self.own.memory.fits else f", and does not fit ({in_bytes(self.own.most_memory)})"
+        before = f"As the file has it, a step takes {in_seconds(self.own.seconds)}{short}"
+        if self.own.memory.fits and best.seconds > (1 - SAME) * self.own.seconds:
+            return f"{before}: the search finds nothing faster."
+        what = f" with {', '.join(self.changes)}" if self.changes else ""
+        return f"{before}; the best found takes {in_seconds(best.seconds)}{what}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {"own": self.own and self.own.to_dict(), "refused": self.refused, "changes": self.changes}
+
+
+def own_strategy(planner: Planner, config: ParsedConfig, own: Job | PlaitError, best: Candidate) -> OwnStrategy:
+    """Return the comparison of the file's own strategy with the best one found. own: the file's
+    job, or the error that prevents it."""
+    try:
+        if isinstance(own, PlaitError):
+            raise own
+        found = replace(planner, job=own).predict(own)
+    except PlaitError as error:
+        return OwnStrategy(None, str(error), [])
+    return OwnStrategy(found, "", list(_changes(found, best, config.framework)))
+
+
+def _changes(own: Candidate, best: Candidate, framework: str) -> Iterator[str]:
+    """Yield the settings in which ``best`` differs, as the framework writes them; as a job writes
+    them if the framework cannot express the job."""
+    try:
+        check_emits(best.job, framework)
+        before, after = (_settings(emit(one.job, framework).text) for one in (own, best))
+    except PlaitError:
+        rows = differences(own.readable, best.readable).items()
+        yield from (f"{key}={value}" for key, (_, value) in rows)
+        return
+    yield from (text for name, text in after.items() if before.get(name) != text)
+    yield from (f"no {name}" for name in before if name not in after)
+
+
+def _settings(text: str) -> dict[str, str]:
+    """Return settings by name; the text has one on each line."""
+    lines = [line.strip().rstrip("\\, ") for line in text.splitlines()]
+    return {re.split(r"[\s=:]", line)[0]: line for line in lines if re.match(r"[-\w\"]", line)}

@@ -1,8 +1,8 @@
-"""Making a plan from a job and the hosts it runs on, before any rank starts.
+"""Makes a plan from a job and its hosts, before any rank starts.
 
-What is decided here: the schedule with its transfers, proven free of deadlock; the layers of every stage; how
-every boundary is resharded; which candidates timed steps are to choose from. ``assemble_plan`` does it from
-parts, for programs that have no job file.
+A plan fixes the schedule with its transfers, proven free of deadlock; the layers of every stage;
+how tensors are resharded at every boundary; and the candidates that timed steps choose from.
+``assemble_plan`` makes a plan from parts, for programs without a job file.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from plait.core.parallel.layout import Layout, Mesh
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.reshard.layouts import Reshard, TensorLayout
 from plait.core.reshard.plan import ReshardPlan
-from plait.core.step.clock.dry_run import dry_run
+from plait.core.step.clock.pipeline_clock import dry_run
 from plait.core.step.schedule import Edge, Schedule, with_edges, with_transfers
 from plait.core.step.schedules import GENERATORS, Shape, find_schedule, whole_steps
 from plait.core.step.step import Step, Workload
-from plait.plan.reshard import plan_reshard
-from plait.plan.reshard_cost import Fabric
+from plait.plan.reshard.boundary import plan_reshard
+from plait.plan.reshard.cost import Fabric
 
 P1, P2 = (1, 2, 4, 8), (1, 2)
-"""Slices worth timing."""
+"""Slice counts worth timing."""
 
 
 def make_plan(job: Job, hosts: Hosts, *, vocab: int, draft: bool = False) -> Plan:
-    """The plan of a job. vocab: of its tokenizer, for models that do not say. draft: for a prediction on a
-    described cluster only, without what that does not read: how boundaries are resharded, and the proof that
-    a generated schedule never waits in a circle. A fifth of the time for long pipelines.
+    """Return the plan of a job. vocab: of its tokenizer, for models that do not set one.
 
-    Raises JobError where places, layers or micro-batches do not fit, ScheduleError if the schedule cannot
-    run.
+    draft: make a plan that only serves a prediction on a described cluster. It omits resharding,
+    and the proof that a generated schedule has no deadlock. For long pipelines a draft takes a
+    fifth of the time. Raises JobError if pp ranks, layers or micro-batches do not fit,
+    ScheduleError if the schedule cannot run.
     """
     step = job_step(job, vocab)
     layout = step.layout
@@ -46,17 +46,18 @@ def make_plan(job: Job, hosts: Hosts, *, vocab: int, draft: bool = False) -> Pla
         shard_overlap=job.tunes_sharding and max(mesh.replicas for mesh in layout.meshes) > 1,
         slack=job.measures_slack and len(layout.degrees) > 1,
         compile=job.strategy.compile == "auto",
-        cuda_graphs=job.strategy.cuda_graphs == "auto" and not job.data.masks,  # what is captured is alike
+        cuda_graphs=job.strategy.cuda_graphs == "auto" and not job.data.masks,  # captured steps must be alike
     )
     generated = job.strategy.schedule in GENERATORS and step.schedule.name in GENERATORS
-    if draft and generated:  # many drafts of a search have the same one
+    if draft and generated:  # many drafts of a search share one schedule
         step = replace(step, schedule=_lowered(step.schedule.name, _shape(job), tuple(step.crossings)))
     return assemble_plan(step, hosts, job=job, choices=choices, draft=draft, generated=generated)
 
 
 def job_step(job: Job, vocab: int) -> Step:
-    """The step of a job, its schedule without transfers unless a file has them. vocab: of its tokenizer, for
-    models that do not say. Raises JobError where layers or stages do not fit."""
+    """Return the step of a job, with a schedule without transfers unless it is from a file that has
+    them. vocab: of the job's tokenizer, for models that do not set one. Raises JobError if layers
+    or stages do not fit."""
     layout, schedule = job.layout, job_schedule(job, job.layout)
     _check_fits(schedule, layout, job_workload(job))
     shardings = [job.sharding(mesh.replicas) for mesh in layout.meshes]
@@ -75,8 +76,8 @@ def assemble_plan(
     draft: bool = False,
     generated: bool = False,
 ) -> Plan:
-    """The plan of a step, whose schedule has transfers or none. draft, and what is raised: as ``make_plan``
-    has it. generated: the schedule is a generator's; a draft trusts that it can run."""
+    """Return the plan of a step, whose schedule may lack transfers. draft: as in ``make_plan``,
+    with the same errors. generated: the schedule is from a generator; a draft trusts it to run."""
     schedule, choices = step.schedule, choices or Choices()
     _check_fits(schedule, step.layout, step.workload)
     if schedule.computes_only:
@@ -85,7 +86,7 @@ def assemble_plan(
         wanted = " ".join(f"{a}>{b}" for a, b in step.crossings)
         problem = f"{schedule.name} has other edges than the model, which has {wanted}"
         raise JobError(problem, key="strategy.schedule", fix=f"Write edges: {wanted} in it")
-    if not (draft and generated):  # checks lists, too
+    if not (draft and generated):  # also checks the instruction lists
         dry_run(schedule, transfers="rendezvous")
     streams = {one.sequence_parallel for one in choices.strategies} or {step.strategy.sequence_parallel}
     boundaries = _Boundaries(replace(step, schedule=schedule), hosts)
@@ -102,7 +103,7 @@ def assemble_plan(
 
 
 def job_workload(job: Job) -> Workload:
-    """What a step of a job computes."""
+    """Return the workload of one step of a job."""
     return Workload(
         micro_batch=job.micro_batch,
         num_micro_batches=job.num_micro_batches,
@@ -117,7 +118,7 @@ def job_workload(job: Job) -> Workload:
 
 
 def job_schedule(job: Job, layout: Layout) -> Schedule:
-    """The job's schedule, computation only unless it is written in a file."""
+    """Return the job's schedule, without transfers unless it is from a file that has them."""
     asked, count = job.strategy, job.num_micro_batches
     alone = asked.pp == asked.virtual_stages == 1 and layout.meshes[0].replicas == 1
     if alone and asked.schedule in GENERATORS:
@@ -126,8 +127,8 @@ def job_schedule(job: Job, layout: Layout) -> Schedule:
 
 
 def _shape(job: Job) -> Shape:
-    """Slack that the job leaves open is measured when the ranks have started; until then it is
-    eager-1f1b's."""
+    """Return the schedule's shape. Slack that the job leaves open is measured after the ranks
+    start; until then it is that of eager-1f1b."""
     asked = job.strategy
     slack = (2,) * (asked.pp - 1) if job.measures_slack else asked.slack
     return Shape(ranks=asked.pp, micro_batches=job.num_micro_batches, chunks=asked.virtual_stages, slack=slack)
@@ -135,14 +136,14 @@ def _shape(job: Job) -> Shape:
 
 @lru_cache(maxsize=32)
 def _lowered(name: str, shape: Shape, edges: tuple[Edge, ...]) -> Schedule:
-    """A generated schedule with its transfers."""
+    """Return a generated schedule with its transfers."""
     return with_transfers(with_edges(find_schedule(name, shape)[0], edges), proven=True)
 
 
 def _check_fits(schedule: Schedule, layout: Layout, workload: Workload) -> None:
     places, count = len(layout.degrees), workload.num_micro_batches
     if len(schedule.ranks) != places:
-        problem = f"{schedule.name} is for {len(schedule.ranks)} places, the job has {places}"
+        problem = f"{schedule.name} is for pp = {len(schedule.ranks)}, but the job has pp = {places}"
         raise JobError(problem, key="strategy.schedule", changes=[{"strategy.pp": len(schedule.ranks)}])
     if schedule.num_micro_batches != count:
         raise JobError(
@@ -152,13 +153,14 @@ def _check_fits(schedule: Schedule, layout: Layout, workload: Workload) -> None:
         )
     for dp, _ in layout.degrees:
         if dp > workload.micro_batch:
-            problem = f"dp = {dp} shares a micro-batch of {workload.micro_batch} sequences"
+            problem = f"dp = {dp} exceeds the {workload.micro_batch} sequences of a micro-batch over all replicas"
             raise JobError(problem, key="strategy.dp", fix=f"Use dp <= {workload.micro_batch}")
 
 
 def _candidates(job: Job, model: ModelSpec, workload: Workload) -> tuple[Strategy, ...]:
-    """Slices and manners of sequence parallelism that the job leaves open and every place allows, if anything
-    is left open and any place has tensor parallelism or shared sequences to hide."""
+    """Return strategies with the slices and sequence parallelism that the job leaves open, if every
+    pp rank allows them. Empty if nothing is open, or if no pp rank has communication of tp or cp to
+    hide."""
     asked, base = job.strategy, job.base_strategy
     alone = all(tp == 1 for _, tp in job.degrees)
     if "auto" not in (asked.slices, asked.sequence_parallel) or (alone and (base.cp == 1 or asked.slices != "auto")):
@@ -171,7 +173,7 @@ def _candidates(job: Job, model: ModelSpec, workload: Workload) -> tuple[Strateg
 
 
 def _allowed(strategy: Strategy, job: Job, model: ModelSpec, workload: Workload) -> bool:
-    """Whether every place can run it, with its smallest share of a micro-batch."""
+    """True if every pp rank can run the strategy, with its smallest share of a micro-batch."""
     for dp, tp in job.degrees:
         share = slice_sizes(workload.micro_batch, dp)[-1]
         try:
@@ -182,16 +184,16 @@ def _allowed(strategy: Strategy, job: Job, model: ModelSpec, workload: Workload)
 
 
 class _Boundaries:
-    """Plans every tensor that goes from one place to another, each pair of layouts once."""
+    """Plans the resharding of every tensor sent between pp ranks, once for each pair of layouts."""
 
     def __init__(self, step: Step, hosts: Hosts) -> None:
         self.schedule, self.layout, self.workload = step.schedule, step.layout, step.workload
         self.hidden, self.tensors, self.hosts = step.model.hidden, step.crossings, hosts
         self._known: dict[object, ReshardPlan] = {}
-        self._moved: dict[object, ReshardPlan] = {}  # stages of the same two places share theirs, and its hash
+        self._moved: dict[object, ReshardPlan] = {}  # stages on the same two pp ranks share a plan
 
     def reshards(self, sequence_parallel: bool) -> Reshards:
-        """Of every edge between places, both directions."""
+        """Return the reshard plans of every edge between pp ranks, in both directions."""
         meshes, rank_of = self.layout.meshes, self.schedule.rank_of
         lying = [_layout(meshes[rank_of[stage]], sequence_parallel) for stage in range(self.schedule.num_stages)]
         found: dict[Edge, dict[str, ReshardPlan]] = {}
@@ -205,9 +207,10 @@ class _Boundaries:
         return found
 
     def _plan(self, source: TensorLayout, target: TensorLayout, level: int) -> ReshardPlan:
-        """Boundaries that are equal but for where their ranks begin have equal plans: one is searched for."""
+        """Return the reshard plan of a boundary. Boundaries that differ only in their first rank
+        share one search."""
         first = min(*source.ranks, *target.ranks)
-        alike = source.moved(-first), target.moved(-first), level, self._hosts_from(first, source, target)
+        alike = source.shifted(-first), target.shifted(-first), level, self._hosts_from(first, source, target)
         found = self._known.get(alike)
         if found is None:
             work = self.workload
@@ -215,23 +218,23 @@ class _Boundaries:
             rate = self.hosts.rate or MEMORY_RATE
             fabric = Fabric(hosts=self._hosts, rate=rate, nics_per_host=self.hosts.nics)
             found = self._known[alike] = plan_reshard(Reshard(source, target, shape, work.itemsize), fabric)
-        return found.moved(first - min(*found.source.ranks, *found.destination.ranks))
+        return found.shifted(first - min(*found.source.ranks, *found.destination.ranks))
 
     @cached_property
     def _hosts(self) -> tuple[int, ...]:
-        """Of every rank."""
+        """Host of every rank."""
         return self.hosts.of(self.layout.world_size)
 
     def _hosts_from(self, first: int, *layouts: TensorLayout) -> tuple[int, ...]:
-        """Of the ranks of a boundary, counted from the host of rank ``first``."""
+        """Return the hosts of a boundary's ranks, relative to the host of rank ``first``."""
         return tuple(self._hosts[rank] - self._hosts[first] for each in layouts for rank in each.ranks)
 
 
 def _layout(mesh: Mesh, sequence_parallel: bool) -> TensorLayout:
-    """[S, B, H] on a mesh (dp, cp, tp): B over dp, S over cp, and over tp where ranks hold shards of it
-    between layers.
+    """Return the layout of a tensor [S, B, H] on a mesh (dp, cp, tp): B over dp, S over cp, and
+    also over tp if ranks hold shards of S between layers.
 
-    Which tokens stand where in S is the same at every place, so a boundary need not know it.
+    The order of tokens in S is the same on every pp rank, so the layout does not depend on it.
     """
     return TensorLayout(
         (mesh.dp, mesh.cp, mesh.tp), tuple(mesh.ranks), ((1, 2) if sequence_parallel else (1,), (0,), ())

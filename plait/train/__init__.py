@@ -1,1 +1,1 @@
-"""Running a plan: the only folder that imports torch."""
+"""Execute a plan; the only folder that imports torch."""

@@ -1,12 +1,14 @@
-"""A training loop of one's own, on ranks that torchrun (or anything that sets its variables) has started:
+"""Train with a custom training loop, on ranks that torchrun (or any launcher that sets its
+variables) has started:
 
     with Engine("job.toml") as engine:
         for tokens in engine.batches(loader):
             engine.step(tokens)
 
-Every rank calls the same methods with the same values: whole batches, of which the engine computes this
-rank's part. Plans, slices, pipelines, sharding, the recorder and checkpoints are those of ``plait train``,
-whose loop is over the same steps (``rank_run``)."""
+Every rank calls the same methods with the same values: whole batches, of which the engine computes
+this rank's part. Plans, slices, pipelines, sharding, the recorder and checkpoints are the same as
+in ``plait train``, whose loop runs the same steps (``rank_run``).
+"""
 
 from __future__ import annotations
 
@@ -30,26 +32,26 @@ from plait.train.engine.finite import check_state
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.machine.control import Control
-from plait.train.own_values import check_loader, check_own, own_batch, own_number
+from plait.train.own_values import check_loader, check_own, checked_batch, checked_number, named_states
 from plait.train.rank_run import RankRun, evaluated
-from plait.train.states import named_states
 from plait.train.worker import joined_run, meet, run_plan
 
 After = Callable[["Engine", dict[str, Any]], object]
-"""Called after a step with the engine and the step's metrics."""
+"""A function called after a step with the engine and the step's metrics."""
 
 
 class Engine:
-    """One rank of a run. job: a file, a Job or its plain values, with ``section.key=value`` overrides.
-    data: names what is trained on; a checkpoint of other data is refused.
+    """One rank of a run. job: a job file, a Job, or its values as a plain mapping. overrides:
+    settings of the form ``section.key=value``. data: a name of the training data; a checkpoint of
+    other data is refused.
 
-    Tokens are int64 [B, S + 1], of which the last is a target alone; or [B, S] beside ``labels`` [B, S], what
-    follows each token, -100 where that does not count. weights [B, S]: of the targets' losses. starts [B, S]:
-    for each token the position of its document's first, where attention is to stop at their ends. B is
-    ``batch_size``.
+    Tokens are int64 [B, S + 1], the last of which is only a target. Alternatively tokens and
+    ``labels`` are [B, S]: a label is the token that follows, or -100 if the target does not count.
+    weights [B, S]: weights of the targets' losses. starts [B, S]: for each token the position of
+    its document's first token, if attention must not cross documents. B is ``batch_size``.
 
-    after: functions that are called after every step. Raises JobError, LaunchError and CheckpointError as
-    ``plait train`` prints them.
+    after: functions to call after every step. Raises JobError, LaunchError and CheckpointError with
+    the messages that ``plait train`` prints.
     """
 
     def __init__(
@@ -62,12 +64,13 @@ class Engine:
         self._held = ExitStack()
         self.after: list[After] = []
         self.stopping = False
-        """Whether some rank was asked to stop: after this step all leave the loop."""
+        """True if any rank was asked to stop: all ranks leave the loop after this step."""
         self._data, self._loader, self._position = data, None, 0
         self._begun = False
-        """Whether it is known that no checkpoint is in the way."""
+        """True once ``load`` was called, or the run's folder was seen to hold no checkpoint."""
         self._passed_over = 0
-        """How many batches of a loader are still to be passed over, which steps before this start took."""
+        """The number of a loader's batches still to be skipped, because steps before this start
+        used them."""
         self._evaluators: dict[int, PipelineExecutor] = {}
         try:
             self._open(job, overrides)
@@ -92,42 +95,45 @@ class Engine:
             raise LaunchError("rank 0 has refused the job; its message says why")
         started, watchdog = held.enter_context(joined_run(run_plan(rank, folder), rank, control, folder, store))
         self.run = RankRun(started, self._sample)
-        watchdog.note = self.run.recorder.look
+        watchdog.record_finished = self.run.recorder.look
         held.callback(self.run.close)
 
     def _sample(self, part: Any) -> Sequence[MicroBatch]:
-        """A batch to time candidates with."""
+        """Return micro-batches of random tokens, to time candidates with."""
         work = part.plan.workload
         shape = work.micro_batch * work.num_micro_batches, work.sequence + 1
         tokens = torch.randint(part.plan.model.vocab, shape, generator=torch.Generator().manual_seed(0))
         return part.own(micro_batches(tokens[:, :-1], tokens[:, 1:], torch.arange(shape[0]), work.micro_batch, 0))
 
-    # ---- who this is ----
+    # ---- state of the run ----
 
     @property
     def done(self) -> int:
-        """Steps so far."""
+        """The number of steps so far."""
         return self.run.done
 
     @property
     def batch_size(self) -> int:
-        """Sequences of the batch that is wanted next: ``train.global_batch_size``, or less while the batch
-        ramps up. While ``batches`` passes over those of earlier steps: of that step."""
-        return self.job.train.batches.at(self.done - self._passed_over)
+        """Sequences of the next batch: ``train.global_batch_size``, or fewer during batch-size
+        ramp-up. While ``batches`` skips the batches of earlier steps, the batch size of those
+        steps."""
+        return self.run.settings.train.batches.at(self.done - self._passed_over)
 
     @property
     def job(self) -> Job:
-        """The job."""
-        return self.run.job
+        """The job that the run's plan was made for."""
+        job = self.run.part.plan.job
+        assert job is not None
+        return job
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """This process's rank."""
         return self.run.rank.rank
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """The number of ranks."""
         return self.run.rank.world_size
 
     # ---- training ----
@@ -136,18 +142,20 @@ class Engine:
         self, tokens: Tensor, labels: Tensor | None = None, *, weights: Tensor | None = None,
         starts: Tensor | None = None, divisor: float | None = None, learning_rate: float | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """One optimizer step on a whole batch; its metrics (``loss``, ``norm``, ``learning_rate``, ``step``).
+        """Run one optimizer step on a whole batch. Return its metrics (``loss``, ``norm``,
+        ``learning_rate``, ``step``).
 
-        divisor: what the weighted sum of losses is divided by; the sum of weights (the number of targets) if
-        not given. learning_rate: in place of the job's."""
+        divisor: divisor of the weighted sum of losses; by default the sum of weights (the number of
+        targets). learning_rate: overrides the job's learning rate.
+        """
         batches = self._batches(tokens, labels, weights, starts, divisor)
         size = self.batch_size
         if learning_rate is not None:
-            learning_rate = own_number("learning_rate", learning_rate, zero=True)
-        elif self.done == self.job.train.steps:
+            learning_rate = checked_number("learning_rate", learning_rate, zero=True)
+        elif self.done == self.run.settings.train.steps:
             self.run.report.warn(f"warning: train.steps = {self.done} are done: rates stay at their end from here on")
         if len(tokens) != size:
-            ramps = self.job.train.rampup_batch_size is not None
+            ramps = self.run.settings.train.rampup_batch_size is not None
             fix = f"Give {size}" + ("" if ramps else f", or set train.global_batch_size = {len(tokens)}")
             raise JobError(f"a step has {size} sequences and got {len(tokens)}", key="train.global_batch_size", fix=fix)
         self._begin()
@@ -155,12 +163,13 @@ class Engine:
         self._position += len(tokens)
         for function in self.after:
             function(self, metrics)
-        every = self.job.train.log_every
+        every = self.run.settings.train.log_every
         self.run.report.step(metrics, show=self.done % every == 0 or self.stopping)
         return metrics
 
     def _begin(self) -> None:
-        """Raise JobError before the first step, or checkpoint, over those of a run that was not loaded."""
+        """Raise JobError, before the first step or save, if the folder has checkpoints that were
+        not loaded: new ones would replace them."""
         if not self._begun and (newest := self.run.checkpoints.newest()):
             problem = f"has a checkpoint after step {newest}, and load() was not called: new ones would take its place"
             raise JobError(problem, file=str(self.run.folder), fix="Call load(), or give the run another run.name")
@@ -171,8 +180,8 @@ class Engine:
         self, tokens: Tensor, labels: Tensor | None = None, *, weights: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> float:  # fmt: skip
-        """Mean loss of a batch, dropout off; the same on every rank. B is a multiple of a micro-batch's
-        sequences."""
+        """Return the mean loss of a batch, without dropout; the same on every rank. B must be a
+        multiple of the micro-batch size."""
         batches = self._batches(tokens, labels, weights, starts, None)
         evaluator = self._evaluator(len(batches), tokens)
         losses = self.run.evaluate(evaluator, lambda: {"": self.run.part.own(batches)})
@@ -181,7 +190,8 @@ class Engine:
 
     @torch.no_grad()
     def logprobs(self, tokens: Tensor, labels: Tensor | None = None, *, starts: Tensor | None = None) -> Tensor:
-        """Log-probability of each target [B, S], fp64, on every rank's host; 0 where it is ignored."""
+        """Return the log-probability of each target, fp64 [B, S] in host memory, on every rank; 0
+        for ignored targets."""
         batches, part = self._batches(tokens, labels, None, starts, None), self.run.part
         size, groups = part.plan.workload.micro_batch, part.groups
         found = torch.zeros(len(tokens), part.plan.workload.sequence, dtype=torch.float64)
@@ -197,12 +207,14 @@ class Engine:
         self, tokens: Tensor, labels: Tensor | None, weights: Tensor | None, starts: Tensor | None,
         divisor: float | None,
     ) -> list[MicroBatch]:  # fmt: skip
-        """Whole micro-batches. Raises JobError for tensors of other shapes, tokens that the model has not,
-        and numbers that are none."""
+        """Return the batch as micro-batches. Raises JobError for tensors of other shapes, token ids
+        outside the vocabulary, and numbers that are not finite."""
         work = self.run.part.plan.workload
-        one = own_batch(tokens, labels, weights, starts, sequence=work.sequence, vocab=self.run.part.plan.model.vocab)
+        one = checked_batch(
+            tokens, labels, weights, starts, sequence=work.sequence, vocab=self.run.part.plan.model.vocab
+        )
         if divisor is not None:
-            divisor = own_number("divisor", divisor, zero=False)
+            divisor = checked_number("divisor", divisor, zero=False)
         samples = torch.arange(len(one.tokens)) + self._position
         found = micro_batches(
             one.tokens, one.labels, samples, work.micro_batch, self.done, weights=one.weights, starts=one.starts
@@ -220,17 +232,21 @@ class Engine:
             self._evaluators[count] = evaluator
         return self._evaluators[count]
 
-    # ---- data, and where the run goes on ----
+    # ---- data and checkpoints ----
 
     def batches(self, loader: Iterable[Tensor]) -> Iterator[Any]:
-        """What a loader gives, epoch after epoch, until ``train.steps`` are done or somebody asks to stop;
-        its place is saved with checkpoints. A loader that has ``state_dict`` and ``load_state_dict`` says
-        itself where it is, in plain values; of another one as many batches as there were steps are passed
-        over. Where the batch ramps up it asks ``batch_size`` each time how much to give."""
+        """Yield a loader's batches, epoch after epoch, until ``train.steps`` are done or a stop is
+        requested. The position in the data is saved with checkpoints.
+
+        A loader with ``state_dict`` and ``load_state_dict`` saves its own position, as plain
+        values. For any other loader, as many batches are skipped as steps were done. During
+        batch-size ramp-up the loader must read ``batch_size`` before each batch. Raises JobError
+        for a loader that yields nothing.
+        """
         check_loader(loader)
         self._loader, empty = loader, 0
         self._passed_over = 0 if hasattr(loader, "state_dict") else self.done
-        while self.done < self.job.train.steps and not self.stopping:
+        while self.done < self.run.settings.train.steps and not self.stopping:
             empty += 1
             for batch in loader:
                 empty = 0
@@ -238,18 +254,20 @@ class Engine:
                     self._passed_over -= 1
                     continue
                 yield batch
-                if self.done >= self.job.train.steps or self.stopping:
+                if self.done >= self.run.settings.train.steps or self.stopping:
                     return
-            # One that was saved at the end of an epoch has nothing left of it.
+            # A loader whose position was saved at the end of an epoch yields nothing more of that epoch.
             if empty > (1 if hasattr(loader, "state_dict") else 0):
-                problem = f"gives nothing, and {self.done} of {self.job.train.steps} steps are done"
+                problem = f"gives nothing, and {self.done} of {self.run.settings.train.steps} steps are done"
                 fix = "Give an iterable that can be gone through again, as a list or a DataLoader, and is not empty"
                 raise JobError(problem, key="loader", fix=fix)
 
     def load(self, loader: Any = None) -> Mapping[str, Any] | None:
-        """Go on from the newest checkpoint, if there is one; what ``save`` was given then."""
+        """Resume from the newest checkpoint, if there is one. Return the ``own`` values that were
+        saved with it; None if there is no checkpoint. loader: the data loader to restore, if it has
+        ``load_state_dict``."""
         self._begun = True
-        found = self.run.load(lambda _, state: state.get("data") == self._data, of=self._data)
+        found = self.run.load(lambda _, state: state.get("data") == self._data, data_name=self._data)
         if found is None:
             return None
         self._position = found.get("position", 0)
@@ -258,9 +276,9 @@ class Engine:
         return found.get("own", {})
 
     def save(self, own: Mapping[str, Any] | None = None, *, wait: bool = False, eval_loss: float | None = None) -> None:
-        """Write a checkpoint in the background; wait: and return when it is on disk. own: plain values that
-        ``load`` gives back. eval_loss: of an evaluation now; the checkpoint of the least stays
-        (``train.keep_best``)."""
+        """Write a checkpoint in the background. own: plain values that ``load`` returns. wait:
+        return only when the checkpoint is on disk. eval_loss: loss of an evaluation after this
+        step; the checkpoint with the least loss is kept (``train.keep_best``)."""
         check_own(own)
         self._begin()
         beside: dict[str, Any] = {"data": self._data, "position": self._position, "own": dict(own or {})}
@@ -275,9 +293,10 @@ class Engine:
             self.run.save(beside)
 
     def state_dict(self, kind: Literal["full", "sharded", "huggingface"] = "full") -> dict[str, Any]:
-        """Master weights by name, in host memory. ``full``: whole tensors, on rank 0 (elsewhere nothing).
-        ``sharded``: this rank's boxes of each, as (box, tensor). ``huggingface``: whole, under the names of
-        transformers, on rank 0. Called by all ranks."""
+        """Return the master weights by name, in host memory. Called by all ranks. kind: ``full``
+        gives whole tensors, on rank 0 only (an empty dict elsewhere). ``sharded`` gives this rank's
+        boxes of each tensor, as (box, tensor) pairs. ``huggingface`` gives whole tensors under
+        transformers' names, on rank 0 only."""
         if kind not in ("full", "sharded", "huggingface"):
             raise JobError(f"{shown(kind)} is no kind of state", key="kind", fix="full, sharded or huggingface")
         return named_states(self.run.part, self.run.optimizer, kind)
@@ -285,7 +304,7 @@ class Engine:
     # ---- the end ----
 
     def close(self) -> None:
-        """Leave the other ranks."""
+        """Leave the run: stop background threads and release the process groups."""
         self._held.close()
 
     def __enter__(self) -> Engine:

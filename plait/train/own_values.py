@@ -1,24 +1,37 @@
-"""What a loop of one's own hands to the engine, checked before anything is computed with it: whole batches,
-rates, and what is to be saved."""
+"""Check the inputs of a custom training loop before the engine computes with them: batches,
+learning rates, and values to save with a checkpoint.
+
+``named_states`` returns a run's weights by name, whole or this rank's parts.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import shown
+from plait.core.model.families import check_family
+from plait.core.reshard.layouts import Box
+from plait.train.checkpoint.folder import file_of
+from plait.train.checkpoint.huggingface import contents
+from plait.train.checkpoint.ranges import assign_writers, describe_held, ranges_of
+from plait.train.comm.tree import gather
+from plait.train.comm.wire import sum_over
+from plait.train.engine.assembly import RankPart
+from plait.train.engine.optimizer import Optimizer
 from plait.train.model.documents import are_starts
-from plait.train.model.loss import IGNORED
+from plait.train.model.embedding import IGNORED
 
 
 class OwnBatch(NamedTuple):
-    """Tensors [B, S] of whole sequences in host memory: int64, weights floating."""
+    """A batch of whole sequences in host memory: tensors [B, S], int64 except for the weights,
+    which are floating-point."""
 
     tokens: Tensor
     labels: Tensor
@@ -26,19 +39,20 @@ class OwnBatch(NamedTuple):
     starts: Tensor | None
 
 
-def own_batch(
+def checked_batch(
     tokens: Tensor, labels: Tensor | None, weights: Tensor | None, starts: Tensor | None,
     *, sequence: int, vocab: int,
 ) -> OwnBatch:  # fmt: skip
-    """Tokens [B, S + 1] alone, or [B, S] beside labels. Raises JobError for what is no such tensor, for ids
-    that the model has not, and for weights that are not finite."""
+    """Return the batch of tokens [B, S + 1] without labels, or of tokens [B, S] with labels. Raises
+    JobError for wrong types and shapes, for ids outside the vocabulary, for weights that are not
+    finite, and for wrong document starts."""
     given = {"tokens": tokens, "labels": labels, "weights": weights, "starts": starts}
     for name, one in given.items():
         _check_tensor(name, one, whole=name != "weights")
     length = sequence if labels is not None else sequence + 1
     shape = (len(tokens), length)
     if tuple(tokens.shape) != shape or not len(tokens):
-        beside = "beside labels" if labels is not None else "without labels, of which the last is a target alone"
+        beside = "beside labels" if labels is not None else "without labels; the last token is only a target"
         problem = f"tokens have shape {tuple(tokens.shape)}, and not [B, {length}], {beside}"
         raise JobError(problem, key="data.sequence_length", fix=f"Give tensors of [B, {length}]")
     _check_ids("tokens", tokens, vocab, ignored=False)
@@ -66,7 +80,7 @@ def _check_tensor(name: str, one: object, *, whole: bool) -> None:
     if not isinstance(one, Tensor):
         fix = "Use torch.as_tensor"
         if isinstance(one, Mapping | tuple):
-            fix = "Give the tensors that it has one by one: engine.step(tokens, labels, weights=...)"
+            fix = "Pass its tensors separately: engine.step(tokens, labels, weights=...)"
         raise JobError(f"{name} are a {type(one).__name__}, no tensor", key=name, fix=fix)
     if whole and (one.is_floating_point() or one.is_complex() or one.dtype == torch.bool):
         raise JobError(f"{name} are {one.dtype}, and ids are whole numbers", key=name, fix="Give int64")
@@ -82,9 +96,9 @@ def _check_ids(name: str, ids: Tensor, vocab: int, *, ignored: bool) -> None:
         raise JobError(problem, key="model.vocab", fix=f"Ids are 0 to {vocab - 1}{also}")
 
 
-def own_number(name: str, value: object, *, zero: bool) -> float:
-    """``value``, also of numpy or torch, as a float. Raises JobError for what is no finite number above 0.
-    zero: 0 is one too."""
+def checked_number(name: str, value: object, *, zero: bool) -> float:
+    """Return ``value`` (also a scalar of numpy or torch) as a float. Raises JobError unless it is
+    finite and above 0. zero: 0 is allowed too."""
     try:
         found = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -96,13 +110,14 @@ def own_number(name: str, value: object, *, zero: bool) -> float:
 
 
 def check_loader(loader: object) -> None:
-    """Raise JobError for what nothing can be taken from."""
+    """Raise JobError if ``loader`` is not iterable."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise JobError(f"{shown(loader)} is no iterable", key="loader", fix="Give a list or a DataLoader")
 
 
 def check_own(own: object, key: str = "own") -> None:
-    """Raise JobError for what no checkpoint can give back. key: what it is, for people."""
+    """Raise JobError for values that cannot be saved as JSON in a checkpoint. key: the name of the
+    value in the error message."""
     fix = "Give a dict of numbers, texts, lists and dicts; tensors as tensor.tolist()"
     if own is not None and not isinstance(own, Mapping):
         raise JobError(f"a {type(own).__name__} is no dict", key=key, fix=fix)
@@ -111,3 +126,54 @@ def check_own(own: object, key: str = "own") -> None:
             json.dumps({name: value})
         except (TypeError, ValueError) as error:
             raise JobError(f"{shown(name)} cannot be saved: {error}", key=key, fix=fix) from None
+
+
+Parts = dict[str, list[tuple[Box, Tensor]]]
+
+
+def named_states(part: RankPart, optimizer: Optimizer, kind: Literal["full", "sharded", "huggingface"]) -> Any:
+    """Return the master weights by name, in the form that ``Engine.state_dict`` describes. Called
+    by all ranks at the same point; whole tensors are summed over the ranks one at a time."""
+    if part.shards:
+        part.shards.settle()
+    ranges = ranges_of({"master": optimizer.state()["master"]}, optimizer.held)
+    own: Parts = {}
+    for one in ranges:
+        own.setdefault(one.key.partition("/")[2], []).append((one.box, one.tensor.detach()))
+    if kind == "sharded":
+        return {name: [(box, tensor.cpu()) for box, tensor in boxes] for name, boxes in own.items()}
+    if kind == "huggingface":
+        check_family(part.plan.model)
+    whole: dict[str, Tensor] = {}
+    for name, (shape, mine) in _assigned(part, ranges).items():
+        value = torch.zeros(shape, dtype=optimizer.gradients.dtype, device=part.device.torch_device)
+        for box, tensor in own.get(name, ()):
+            if box in mine:
+                value[box.slices] = tensor
+        sum_over(part.groups.world, value)
+        if part.rank == 0:
+            whole[name] = value.cpu()
+    return _renamed(part, whole) if kind == "huggingface" and part.rank == 0 else whole
+
+
+def _assigned(part: RankPart, ranges: Any) -> dict[str, tuple[tuple[int, ...], set[Box]]]:
+    """Return, by tensor name, the tensor's shape and the boxes that this rank contributes; in the
+    same order on all ranks."""
+    written = assign_writers(gather(describe_held(ranges)))
+    found: dict[str, tuple[tuple[int, ...], set[Box]]] = {}
+    for key, stored in sorted(written.tensors.items()):
+        mine = {box for file, box in stored.parts if file == file_of(part.rank)}
+        found[key.partition("/")[2]] = stored.shape, mine
+    return found
+
+
+def _renamed(part: RankPart, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors under the names and in the shapes of Hugging Face."""
+    found: dict[str, Tensor] = {}
+    for name, members in contents(part.plan.model).items():
+        value = whole[members[0][0].name].new_empty(members[0][1].shape)
+        for piece, at in members:
+            one = whole[piece.name]
+            value[at.ranges(piece)] = one.t() if at.transposed else one
+        found[name] = value
+    return found

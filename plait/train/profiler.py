@@ -1,10 +1,10 @@
-"""What one rank of a measurement runs, under torchrun's variables, whoever starts it:
+"""Run one rank of a measurement, under torchrun's variables, with any launcher:
 
     python -m plait.train.profiler --out profile.json [--seconds N] [--job JOB.toml]
     python -m plait.train.profiler --placement --nodes-per-minipod 16 --out placement-profile.json
 
-Rank 0 writes the profile and says what is measured. Nothing is written before the end, so a rank may be
-stopped at any time.
+Rank 0 writes the profile and prints what is being measured. Nothing is written before the end, so a
+rank may be stopped at any time.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
 from plait.core.runs.channel import Channel
 from plait.train.machine.control import Control
-from plait.train.machine.rank_process import print_to_nobody, run_and_end
+from plait.train.machine.rank_process import ignore_print_errors, run_and_end
 
 IMPORTS = ("plait.train.comm.world", "plait.train.profile.measure", "plait.train.report")
-"""What every rank imports before it measures."""
+"""Modules that every rank imports before it measures."""
 
 
 def main() -> int:
-    """Measure; returns the exit status."""
+    """Run the measurement; return the exit status."""
     started = time.monotonic()
     die_with_parent()
-    print_to_nobody()
+    ignore_print_errors()
     descriptor = take_launcher()
     with Control(Channel.inherited(descriptor) if descriptor is not None else None) as control:
         try:
             with naming_extras("a rank"):
                 return _run(RankEnv.read(), control, _arguments(), started)
         except PlaitError as error:
-            control.fails(error)
+            control.report_failure(error)
             return error.exit_status
 
 
@@ -56,9 +56,9 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: float) -> int:
-    job = Job.read(asked.job) if asked.job else None
-    control.doing("importing", patient=True)
+def _run(rank: RankEnv, control: Control, options: argparse.Namespace, started: float) -> int:
+    job = Job.read(options.job) if options.job else None
+    control.set_activity("importing", patient=True)
     from plait.train.comm.world import joined
     from plait.train.profile.measure import MeasureRequest, measure_profile
     from plait.train.screen import Screen
@@ -67,32 +67,35 @@ def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: fl
     screen = Screen(sys.stdout)
 
     def say(what: str) -> None:
-        control.doing(f"measuring: {what}")
-        if rank.rank == 0 and not asked.quiet:
-            line = f"{time.monotonic() - started:4.0f} s of about {asked.seconds:.0f}  {what}"
+        control.set_activity(f"measuring: {what}")
+        if rank.rank == 0 and not options.quiet:
+            line = f"{time.monotonic() - started:4.0f} s of about {options.seconds:.0f}  {what}"
             screen.live(line[: (screen.width or 80) - 1])
 
     with joined(rank, job.run if job else RunSection(), control) as device:
-        if asked.placement:
-            from plait.train.profile.spreads import measure_spreads
+        if options.placement:
+            from plait.train.profile.measure import measure_spreads
 
-            pod, deadline = asked.nodes_per_minipod, time.monotonic() + asked.seconds
+            pod, deadline = options.nodes_per_minipod, time.monotonic() + options.seconds
             profile = measure_spreads(pod, rank, device, deadline=deadline, cores=cores, say=say)
         else:
-            deadline = started + asked.seconds
+            deadline = started + options.seconds
             order = MeasureRequest(
-                seconds=asked.seconds, nodes_per_minipod=asked.nodes_per_minipod, **(_of(job) if job else {})
+                seconds=options.seconds,
+                nodes_per_minipod=options.nodes_per_minipod,
+                **(_request_fields(job) if job else {}),
             )
             profile = measure_profile(order, rank, device, deadline=deadline, cores=cores, say=say)
         screen.live("")
         if rank.rank == 0:
-            with explained(f"{asked.out} cannot be written", fix="Choose another with --out"):
-                profile.write(asked.out)
+            with explained(f"{options.out} cannot be written", fix="Choose another with --out"):
+                profile.write(options.out)
     return 0
 
 
-def _of(job: Job) -> dict[str, Any]:
-    """What a job has measured: its layer on its sequences, the micro-batch of one of its replicas."""
+def _request_fields(job: Job) -> dict[str, Any]:
+    """Return the parts of a ``MeasureRequest`` that a job decides: its model at its sequence
+    length, its precision, and the sequences per micro-batch of one replica."""
     from plait.train.data.tokenizer import load_tokenizer
 
     vocab = load_tokenizer(job.data.tokenizer).vocab

@@ -1,4 +1,5 @@
-"""What a run tells people and programs: a progress line or plain lines, metrics as JSON lines, a summary."""
+"""Report a run to the user and to programs: a progress line or plain lines, metrics as JSON lines,
+a summary."""
 
 from __future__ import annotations
 
@@ -17,19 +18,20 @@ from plait.core.base.text import paragraph, printable, progress_line, table
 from plait.core.job.plan import Plan
 from plait.core.job.refine import Measurements, TimedTrial
 from plait.core.runs.history import TERMINAL
-from plait.core.runs.missing import Missing
-from plait.core.step.clock.dry_run import peak_activations
+from plait.core.runs.progress import Missing
+from plait.core.step.clock.pipeline_clock import peak_activations
 from plait.train.record.metrics import UNREADABLE, MetricsFile, finite
 from plait.train.screen import ByteProgress, LineFile, Screen
 
 WIDTH = 100
-"""Columns of a line of the log, at most."""
+"""Columns of a log line, at most."""
 RECENT = 50
-"""Steps from which the time that is left follows."""
+"""The number of recent steps from which the remaining time is estimated."""
 
 
 class Reporter:
-    """Rank 0's voice; on the other ranks (``speaks`` False) only warnings are heard, in the rank's log."""
+    """The log output of rank 0. On other ranks (``speaks`` False) only warnings are printed, to the
+    rank's log."""
 
     def __init__(self, folder: Path, *, speaks: bool, steps: int, out: TextIO | None = None) -> None:
         self.folder, self.speaks, self.steps = folder, speaks, steps
@@ -43,16 +45,17 @@ class Reporter:
         return self
 
     def begin(self, start: int) -> None:
-        """Training begins after ``start`` steps: metrics of steps beyond, from a run that was cut off, are
-        forgotten."""
+        """Mark the begin of training after ``start`` steps. Metrics of later steps, from a run that
+        was cut off, are removed."""
         if self._metrics:
-            if damaged := self._metrics.forget_after(start):
+            if damaged := self._metrics.remove_after(start):
                 what = f"{damaged} line{'s' * (damaged > 1)} of metrics.jsonl cannot be read"
                 self.warn(f"warning: {what}; set aside in {UNREADABLE}")
             self._ended.append((start, time.monotonic()))
 
     def end(self, done: int, *, stopped: bool, seconds: float, tokens: int, plan: Plan) -> None:
-        """The run is over or was stopped, and is saved: a summary for people and in ``summary.json``.
+        """Print a summary of a run that is complete or stopped, and saved; write it to
+        ``summary.json``.
 
         Raises RankFailure if the run folder is gone.
         """
@@ -60,7 +63,7 @@ class Reporter:
         if not self._metrics:
             return
         self._metrics.check()
-        started = {"steps": done, "seconds": seconds, "tokens": tokens}  # the latter two since this start
+        started = {"steps": done, "seconds": seconds, "tokens": tokens}  # seconds and tokens are since this start
         summary = {**started, "plan": plan.key, "strategy": plan.strategy.to_dict(), "latest": finite(self.last)}
         try:
             with replacing(self.folder / "summary.json") as partial:
@@ -84,31 +87,31 @@ class Reporter:
             self.screen.copy.close()
 
     def progress(self, name: str) -> ByteProgress:
-        """How far the tokenising of a source has come."""
+        """Return a progress display for the tokenising of a source."""
         return ByteProgress(self.screen, f"tokenising {name}")
 
     def sync(self) -> None:
-        """Have metrics reach the disk; may be called by another thread."""
+        """Flush metrics to the disk; may be called by another thread."""
         if self._metrics:
             self._metrics.sync()
 
     def missing(self, what: str) -> Missing:
-        """Counts the steps of which ``what`` could not be written; said here when it happens and at the
-        end."""
+        """Return a counter of the steps for which ``what`` could not be written. It warns when that
+        happens, and ``end`` reports its total."""
         self._missing.append(Missing(what, self.warn))
         return self._missing[-1]
 
     def say(self, text: str) -> None:
-        """One line for people."""
+        """Print one line."""
         if self.speaks:
             self.screen.line(text)
 
     def note(self, text: str) -> None:
-        """Some sentences for people, in lines."""
+        """Print some sentences, wrapped into lines."""
         self.say(paragraph(text, min(self.screen.width or WIDTH, WIDTH), "  "))
 
     def warn(self, text: str) -> None:
-        """One line that somebody should read, whichever rank it comes from."""
+        """Print one line of warning, whichever rank it comes from."""
         if self.speaks:
             self.screen.line(text)
         else:
@@ -116,8 +119,8 @@ class Reporter:
                 print(printable(text), file=sys.stderr, flush=True)
 
     def step(self, metrics: dict[str, Any], *, show: bool) -> None:
-        """Metrics of one step: always to the file, to people when ``show``. Raises RankFailure if the run
-        folder is gone."""
+        """Write the metrics of one step to the file; print them too if ``show``. Raises RankFailure
+        if the run folder is gone."""
         if not self._metrics:
             return
         self.last.update(metrics)
@@ -127,7 +130,7 @@ class Reporter:
             line = f"step {metrics['step']:>{len(str(self.steps))}}/{self.steps}  {'  '.join(describe(metrics))}"
             if not self.screen.redraws or "eval_loss" in metrics:
                 self.say(line)
-            elif self.screen.copy:  # the live line has it, which nobody reads later
+            elif self.screen.copy:  # the live line shows the metrics, but does not keep them
                 self.screen.copy.add(line)
         if self.screen.redraws:
             self.screen.live(self._progress(metrics["step"]) if metrics["step"] < self.steps else "")
@@ -136,27 +139,25 @@ class Reporter:
         (first, began), (last, ended) = self._ended[0], self._ended[-1]
         left = (ended - began) / (last - first) * (self.steps - done) if last > first else None
         loss, *more = describe(self.last)
-        columns = (self.screen.width or 80) - 1  # after the last one, some terminals go on below
+        columns = (self.screen.width or 80) - 1  # some terminals wrap after the last column
         return progress_line(done, self.steps, loss, left, more, columns)
 
-    def choice(self, found: Measurements, plan: Plan) -> None:
-        """What timed steps have found, and the plan that followed from it."""
-        for timed in (found.strategies, found.overlaps):
+    def choice(self, measured: Measurements, plan: Plan) -> None:
+        """Print the measured times of the candidates, and the plan that was chosen."""
+        for timed in (measured.strategies, measured.overlaps):
             if timed:
                 self.say("Measured before training, a micro-batch:")
                 for line in _timed(timed, plan, self.screen.width):
                     self.say(line)
-        for what, note in found.notes.items():
+        for what, note in measured.notes.items():
             self.note(f"{what}: {note}")
-        if found.times:
+        if measured.times:
             alive = ", ".join(str(peak) for peak in peak_activations(plan.schedule).values())
-            self.say(
-                f"slack from measured times: at most {alive} micro-batches alive on the stages, one after the other"
-            )
+            self.say(f"slack from measured times: at most {alive} micro-batches in flight on the stages, in order")
 
 
 def _timed(timed: Sequence[TimedTrial], plan: Plan, width: int | None) -> list[str]:
-    """Candidates, the fastest first."""
+    """Return a table of the candidates, the fastest first."""
     best = min(one.seconds for one in timed)
     header = ("batch slices", "column slices", "sequence parallel", "sharding hides", "ms", "against best", "")
     rows: list[tuple[str, ...]] = []
@@ -169,7 +170,7 @@ def _timed(timed: Sequence[TimedTrial], plan: Plan, width: int | None) -> list[s
 
 
 def describe(metrics: dict[str, Any]) -> list[str]:
-    """Metrics in few words, the loss first, then what matters most. exposed, hidden: as
+    """Return metrics as short texts, the loss first, then by importance. exposed, hidden: as
     ``core.record.exposure`` defines them; exposed also as a share of the step."""
     loss = metrics["loss"]
     parts = [f"loss {loss:.3f}" if abs(loss) < 1e5 else f"loss {loss:.3g}"]

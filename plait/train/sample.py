@@ -1,7 +1,7 @@
-"""Text from a trained model: one process, the whole model, no cache of keys and values.
+"""Generate text with a trained model: in one process, with the whole model, without a KV cache.
 
-Every token is one forward pass over what came before it, at most ``max_sequence`` tokens. That is for looking
-at what a run has learned, not for serving.
+Every token takes one forward pass over the tokens before it, at most ``max_sequence`` of them. This
+serves to inspect what a run has learned, not for serving.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import MOST_SEED, shown
 from plait.core.job.spec import Job
+from plait.core.runs.folder import check_started
 from plait.core.step.segments import SegmentGraph
 from plait.train.checkpoint.whole import load_whole
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer
@@ -24,12 +25,13 @@ from plait.train.model.basics import SliceContext
 from plait.train.model.sublayers import ParallelBlock, Sublayer
 from plait.train.model.transformer import Transformer
 
-_BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a character decodes to while some of its bytes are missing
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # stands for a character some of whose bytes are missing
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """A whole model and its tokenizer. warnings: on damaged checkpoints that were passed over.
+    """A whole model and its tokenizer. warnings: a line for each damaged checkpoint that was
+    skipped.
 
     sampler = Sampler.of_run(Path("runs/quickstart"))
     print("".join(sampler.generate("def ", tokens=100)))
@@ -41,21 +43,22 @@ class Sampler:
 
     @staticmethod
     def of_run(run: Path, step: int | None = None) -> Sampler:
-        """A run's, after ``step``, or as of its newest checkpoint.
+        """Load the model of a run's checkpoint of ``step``, or of its newest checkpoint.
 
-        Raises JobError for a folder that holds no run, CheckpointError for one without such a checkpoint.
+        Raises DataError for a folder without a run, CheckpointError for a run without such a
+        checkpoint.
         """
-        if not (run / "plan.json").is_file():
-            problem = "holds no run that has started" if run.is_dir() else "no such run folder"
-            raise JobError(problem, file=str(run), fix="Name a folder that plait train has made, such as runs/NAME")
+        check_started(run)
         tokenizer = load_tokenizer(Job.read(run / "job.toml").data.tokenizer)
         whole = load_whole(run, step)
         return Sampler(whole.model, tokenizer, whole.warnings)
 
     def generate(self, prompt: str, *, tokens: int, temperature: float = 0.0, seed: int = 0) -> Iterator[str]:
-        """The text that follows ``prompt``, in pieces of whole characters; ends early at an end of text.
+        """Return an iterator over the text that follows ``prompt``, in pieces of whole characters.
+        The text ends early at the end-of-text token.
 
-        temperature: 0 takes the likeliest token. Raises JobError for what cannot be continued.
+        temperature: 0 selects the most likely token. Raises JobError for a prompt that is empty or
+        too long, and for numbers out of range.
         """
         if not -MOST_SEED - 1 <= seed <= MOST_SEED:
             raise JobError(f"{shown(seed)} is no seed", key="--seed", fix=f"Allowed: {-MOST_SEED - 1} to {MOST_SEED}")
@@ -93,9 +96,10 @@ class Sampler:
 
 @torch.no_grad()
 def next_logits(model: Transformer, tokens: Sequence[int]) -> Tensor:
-    """[V] of the token after ``tokens``: a whole model's forward, segment by segment."""
+    """Return the logits [V] of the token after ``tokens``: the forward pass of a whole model,
+    segment by segment."""
     spec, size = model.spec, len(tokens)
-    padded = -(-size >> spec.levels) << spec.levels  # what follows is not seen, but halves must be whole
+    padded = -(-size >> spec.levels) << spec.levels  # attention is causal; every level must halve the length exactly
     ids = torch.tensor([*tokens, *[0] * (padded - size)])
     graph = SegmentGraph.of(spec, model.strategy, model.stage, backward=False)
     skips: dict[int, Tensor] = {}
@@ -120,7 +124,7 @@ def next_logits(model: Transformer, tokens: Sequence[int]) -> Tensor:
 
 
 def _sublayer(sublayer: Sublayer | ParallelBlock, h: Tensor, context: SliceContext) -> Tensor:
-    """The residual stream after an attention, an MLP, or both side by side."""
+    """Return the residual stream after a sublayer: attention, an MLP, or both in parallel."""
     n = sublayer.norm(h)
     y = torch.zeros_like(h)
     for branch in sublayer.branches:
@@ -132,5 +136,5 @@ def _sublayer(sublayer: Sublayer | ParallelBlock, h: Tensor, context: SliceConte
 def _pick(logits: Tensor, temperature: float, random: torch.Generator) -> int:
     if temperature == 0:
         return int(logits.argmax())
-    scaled = (logits.double() - logits.double().max()) / temperature  # no overflow, however cold
+    scaled = (logits.double() - logits.double().max()) / temperature  # no overflow at low temperatures
     return int(torch.multinomial(scaled.softmax(0), 1, generator=random))

@@ -1,5 +1,4 @@
-"""What is written line by line while something goes on: lines that stay, and one below that is drawn
-again."""
+"""Print progress: lines that stay and, on a terminal, a live line below them that is redrawn."""
 
 from __future__ import annotations
 
@@ -14,25 +13,25 @@ from plait.core.base.text import WIDTH, duration, printable, progress_line
 
 
 class LineFile:
-    """A file that lines are added to, for who was not at the terminal. None is missed that cannot be
-    written."""
+    """A log file that lines are appended to, so that the output can be read later. Write errors are
+    ignored, also when opening the file."""
 
     def __init__(self, path: Path) -> None:
         self._file: int | None = None
         with suppress(OSError):
             path.parent.mkdir(exist_ok=True)
-            # Without waiting: a named pipe that nobody reads would never let us begin.
+            # O_NONBLOCK: opening a named pipe without a reader would block forever.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             self._file = os.open(path, flags, 0o666)
 
     def add(self, text: str) -> None:
-        """A line, or several."""
+        """Append one line or several."""
         if self._file is not None:
             with suppress(OSError):
                 os.write(self._file, f"{printable(text)}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Add no more."""
+        """Close the file; later lines are dropped."""
         if self._file is not None:
             with suppress(OSError):
                 os.close(self._file)
@@ -40,10 +39,11 @@ class LineFile:
 
 
 class Screen:
-    """Lines on ``out`` and, on a terminal, a live line below them. Output that goes nowhere ends no run.
-    copy: takes the lines that stay, too.
+    """Output of lines to ``out`` and, on a terminal, of a live line below them. Write errors are
+    ignored: they must not end a run. copy: a file that gets the permanent lines, too.
 
-    The live line is drawn over with spaces, not with escape sequences, so that it needs no colours.
+    The live line is overwritten with spaces, not with escape sequences, so that it needs no
+    terminal with colours.
     """
 
     def __init__(self, out: TextIO, copy: LineFile | None = None) -> None:
@@ -53,11 +53,11 @@ class Screen:
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal; None for a file or a pipe."""
+        """The terminal's width in columns; None for a file or a pipe."""
         return terminal_width(self.out)
 
     def line(self, text: str) -> None:
-        """A line that stays, above the live one."""
+        """Print a permanent line, above the live line."""
         if self.copy:
             self.copy.add(text)
         below, self._live = self._live, ""
@@ -66,7 +66,7 @@ class Screen:
         self.live(below)
 
     def live(self, text: str) -> None:
-        """Replace the live line; with nothing, remove it."""
+        """Replace the live line; an empty ``text`` removes it."""
         if self.redraws and (text or self._live):
             self._write(f"\r{text.ljust(len(self._live))}" + ("" if text else "\r"))
             self._live = text
@@ -79,20 +79,20 @@ class Screen:
 
 
 class ByteProgress:
-    """How far work on bytes has come: a bar, the rate and the time that is left. Where nothing is redrawn, a
-    line every ``EVERY`` seconds."""
+    """A progress display for work counted in bytes: a bar, the rate and the remaining time. If the
+    output is no terminal, it is a line every ``EVERY`` seconds."""
 
     EVERY = 30.0
 
     def __init__(self, screen: Screen, what: str) -> None:
         self.screen, self.what = screen, what
-        self._begun = self._said = time.monotonic()
+        self._begun = self._printed_at = time.monotonic()
         self._first: int | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        """So many bytes are done, of so many."""
+        """Show that ``done`` of ``total`` bytes are done."""
         now = time.monotonic()
-        if self._first is None:  # what an earlier start has done took no time of this one
+        if self._first is None:  # the bytes of an earlier start must not count in this start's rate
             self._first, self._begun = done, now
         rate = (done - self._first) / max(now - self._begun, 1e-9)
         left = (total - done) / rate if rate > 0 else None
@@ -102,7 +102,7 @@ class ByteProgress:
             told = [f"{rate / 1e6:.1f} MB/s", self.what]
             line = progress_line(done >> 20, total >> 20, "MiB", left, told, self.screen.width or WIDTH)
             self.screen.live(line.removeprefix("step "))
-        elif now - self._said >= self.EVERY:
-            self._said = now
+        elif now - self._printed_at >= self.EVERY:
+            self._printed_at = now
             told = duration(left) if left is not None else "?"
             self.screen.line(f"{self.what}: {done / total:.0%}, {rate / 1e6:.1f} MB/s, {told} left")

@@ -1,4 +1,5 @@
-"""``plait train`` on one rank: the job's data, step after step, and what is due between them."""
+"""Run the training loop of ``plait train`` on one rank: the job's data, step after step;
+evaluations, checkpoints and log lines when due."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 from plait.core.base.env import RankEnv
 from plait.core.base.errors import NotFinite
 from plait.core.job.plan import Plan
-from plait.train.comm.world import first_does
+from plait.train.comm.world import run_on_rank_zero
 from plait.train.data.sets import prepare_corpus
 from plait.train.data.stream import Stream
 from plait.train.engine.feed import Feed
@@ -26,33 +27,34 @@ from plait.train.report import Reporter
 
 
 class Session:
-    """The loop; ``train`` is the whole run. Made by all ranks at the same point."""
+    """The training loop; ``train`` performs the whole run. Created by all ranks at the same
+    point."""
 
     def __init__(
         self, plan: Plan, folder: Path, rank: RankEnv, device: RankDevice, report: Reporter, control: Control
     ) -> None:
-        assert plan.job is not None, "a run has a job"
-        self.job, self.folder, self.report, self.control = plan.job, folder, report, control
+        assert plan.settings is not None, "a run has a job"
+        self.settings, self.folder, self.report, self.control = plan.settings, folder, report, control
         self._loss: float | None = None
-        """Of the evaluation after the last step, if there was one."""
+        """The loss of the evaluation after the last step; None if that step had no evaluation."""
         self._due: dict[str, Any] | None = None
-        """Metrics of the last step, where its evaluation was left out since the run was to stop: the next
-        start makes it first."""
-        control.doing("preparing the corpus", patient=True)
-        self.feed = Feed(plan.job, self._prepared())
+        """Metrics of the last step, if its evaluation was omitted because the run was asked to
+        stop. The next start evaluates first."""
+        control.set_activity("preparing the corpus", patient=True)
+        self.feed = Feed(plan.settings, self._prepared())
         self.run = RankRun(
             Started(plan, folder, rank, device, report, control),
             lambda part: part.cut(self.feed.sample(part.rows)),
-            evaluations=min(self.feed.evaluations, plan.job.num_micro_batches),  # at a time, as a step
+            evaluations=min(self.feed.evaluations, plan.workload.num_micro_batches),  # at most a step's at once
         )
 
     def train(self) -> int:
-        """Train to the job's last step, or until asked to stop. Returns the exit status."""
-        run, steps = self.run, self.job.train.steps
-        state = run.load(self._goes_on, of=self.job.data.told)
+        """Train to the job's last step, or until a stop is requested. Return the exit status."""
+        run, steps = self.run, self.settings.train.steps
+        state = run.load(self._resume_data, data_name=self.settings.data.paths_text)
         self._due = state.get("evaluation_due") if state and run.part.evaluator else None
         start = run.done
-        for line in self.feed.stream.train.told(self.job.train.batches.before(steps)):
+        for line in self.feed.stream.train.summary_lines(self.settings.train.batches.before(steps)):
             self.report.say(line)
         if start >= steps and not self._due:
             self.report.say(f"{self.folder} is already trained for {start} steps; raise train.steps to go on")
@@ -62,63 +64,66 @@ class Session:
             self._steps()
             check_state(run.optimizer, run.part.groups, run.done)
         except NotFinite as error:
-            raise NotFinite(f"{error} {run.where_to_go_on()}".rstrip()) from None
-        run.write(self._beside(), wait=True)
+            raise NotFinite(f"{error} {run.resume_hint()}".rstrip()) from None
+        run.write(self._data_state(), wait=True)
         run.end()
-        tokens = (self.feed.position(run.done) - self.feed.position(start)) * self.job.data.sequence_length
+        tokens = (self.feed.position(run.done) - self.feed.position(start)) * self.settings.data.sequence_length
         stopped = run.done < steps or self._due is not None
         seconds = time.perf_counter() - began
         self.report.end(run.done, stopped=stopped, seconds=seconds, tokens=tokens, plan=run.part.plan)
         return self.control.status if stopped else 0
 
-    def _goes_on(self, step: int, state: Mapping[str, Any]) -> bool:
-        """Go on in the data where a checkpoint was made; whether it is of these data."""
-        position = self.feed.going_on(step, state.get("position")).position(step)
+    def _resume_data(self, step: int, state: Mapping[str, Any]) -> bool:
+        """Continue in the data after a checkpoint's position. Return False if the checkpoint
+        belongs to other data."""
+        position = self.feed.resumed_at(step, state.get("position")).position(step)
         stream = self.feed.stream.resumed(state.get("data"), position)
         if stream is not None:
-            self.feed = replace(self.feed, stream=stream).going_on(step, position)
+            self.feed = replace(self.feed, stream=stream).resumed_at(step, position)
         return stream is not None
 
     def _prepared(self) -> Stream:
-        """The corpus, prepared by rank 0, opened by all."""
+        """Have rank 0 prepare the corpus; open it on every rank."""
         corpus = self.folder / "corpus"
-        first_does(lambda: prepare_corpus(self.job.data, corpus, self.report.say, self.report.progress), "corpus")
-        return Stream.open(self.job, corpus)
+        run_on_rank_zero(
+            lambda: prepare_corpus(self.settings.data, corpus, self.report.say, self.report.progress), "corpus"
+        )
+        return Stream.open(self.settings, corpus)
 
     def _steps(self) -> None:
-        """Train from where the run is."""
+        """Train until the last step, or until any rank is asked to stop."""
         run, part, asked = self.run, self.run.part, False
         run.begin(again=self._due is not None)
-        if self._due is not None:  # its checkpoint is made again, too, with the loss by which the best is found
+        if self._due is not None:  # also save its checkpoint again, now with the loss that selects the best checkpoint
             asked = self._after(self._due, asked)
-        while run.done < self.job.train.steps and not asked:
+        while run.done < self.settings.train.steps and not asked:
             metrics, asked = run.step(lambda: part.cut(self.feed.step(run.done, part.rows)))
             asked = self._after(metrics, asked)
 
-    def _after(self, metrics: dict[str, Any], asked: bool) -> bool:
-        """What is due after a step: an evaluation, a line, a checkpoint; whether any rank was asked to stop
-        by now."""
-        run, job, done = self.run, self.job.train, self.run.done
+    def _after(self, metrics: dict[str, Any], stopping: bool) -> bool:
+        """Do what is due after a step: an evaluation, a log line, a checkpoint. Return True if any
+        rank was asked to stop."""
+        run, job, done = self.run, self.settings.train, self.run.done
         last = done == job.steps
-        metrics |= run.peaks(end=last or asked)
+        metrics |= run.peaks(end=last or stopping)
         is_due, self._loss, self._due = self._due is not None, None, None
         if run.part.evaluator and (is_due or done % job.eval_every == 0 or last):
-            asked = self._evaluate(metrics, asked)
+            stopping = self._evaluate(metrics, stopping)
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
-        if last or asked:
-            return asked
+        if last or stopping:
+            return stopping
         if job.checkpoint_every and done % job.checkpoint_every == 0:
-            run.save(self._beside())
-        elif run.memory and run.saves and done % self.job.run.memory_every == 0:
-            run.copy(self._beside())
-        return asked
+            run.save(self._data_state())
+        elif run.memory and run.saves and done % self.settings.run.memory_every == 0:
+            run.copy(self._data_state())
+        return stopping
 
-    def _evaluate(self, metrics: dict[str, Any], asked: bool) -> bool:
-        """Evaluate, and add to the step's metrics what that finds, or note it as due. Returns whether any
-        rank was asked to stop by now."""
+    def _evaluate(self, metrics: dict[str, Any], stopping: bool) -> bool:
+        """Evaluate and add the losses to the step's metrics, or record the evaluation as due at the
+        next start. Return True if any rank was asked to stop."""
         evaluator, done = self.run.part.evaluator, self.run.done
         assert evaluator is not None
-        if asked or (found := self._evaluated(evaluator)) is None:
+        if stopping or (found := self._evaluated(evaluator)) is None:
             self.report.say(f"the evaluation after step {done} is left out, and due at the next start: "
                             "the run was asked to stop")  # fmt: skip
             self._due = metrics
@@ -128,8 +133,8 @@ class Session:
         return False
 
     def _evaluated(self, evaluator: PipelineExecutor) -> dict[str, float] | None:
-        """The loss of every set, and the mean over all their targets; None if any rank was asked to stop
-        meanwhile."""
+        """Return the loss of every evaluation set, and the mean over all their targets; None if any
+        rank was asked to stop during the evaluation."""
         part, counts = self.run.part, {one.name: one.targets for one in self.feed.stream.evaluation}
 
         def load() -> dict[str, list[MicroBatch]]:
@@ -142,8 +147,9 @@ class Session:
         mean = total / targets if (targets := sum(counts.values())) else math.nan
         return {"eval_loss": mean} | {f"eval_loss/{name}": each for name, each in losses.items() if name}
 
-    def _beside(self) -> dict[str, Any]:
-        """What a checkpoint says of the data."""
+    def _data_state(self) -> dict[str, Any]:
+        """Return the data position, the evaluation loss and a due evaluation, as stored in a
+        checkpoint."""
         due = {} if self._due is None else {"evaluation_due": self._due}
         position = self.feed.position(self.run.done)
         return {"data": self.feed.identity, "position": position, **evaluated(self._loss), **due}

@@ -1,10 +1,11 @@
-"""The process from which ranks of one machine are forked (``plait.launch.warm`` says why):
+"""Run the process from which the ranks of one machine are forked (``plait.launch.local.local``
+gives the reason):
 
     python -m plait.train.warm DESCRIPTOR MODULE [ARGUMENTS]
 
-It imports what MODULE's ranks will, before anything reads who it is: no thread runs, no device is asked, no
-environment but the launcher's own is read. Then it forks a rank for every message on the line, and ends when
-the line does.
+The process first imports the modules that MODULE's ranks will need. Until then it starts no thread,
+uses no device and reads no environment variables but the launcher's own. Then it forks a rank for
+every message on the inherited socket, and exits when the socket is closed.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
-from plait.core.base.env import take_on
+from plait.core.base.env import adopt_environment
 from plait.core.base.process import die_with_parent, name_process
 from plait.core.runs.channel import LONGEST
 from plait.train.machine.rank_process import run_and_end
 
 
 def main() -> None:
-    """Fork ranks until the line ends."""
+    """Fork a rank per message until the launcher closes the socket."""
     die_with_parent()
     name_process("plait-warm")
     line, sys.argv = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
@@ -35,7 +36,7 @@ def main() -> None:
     for name in getattr(module, "IMPORTS", ()):
         import_module(name)
     gc.collect()
-    gc.freeze()  # what is collected in a copy need not look at, and write to, what it shares
+    gc.freeze()  # garbage collection in a fork then does not touch, and so copy, the shared pages
     line.send(b"ready")
     while True:
         message, files, _, _ = socket.recv_fds(line, LONGEST, 8)
@@ -47,7 +48,8 @@ def main() -> None:
 
 
 def _forked(module: ModuleType, own: dict[str, str], files: Sequence[int], line: socket.socket) -> int:
-    """A rank's process, the launcher's child by now, in a session of its own."""
+    """Fork a rank's process in a session of its own and return its process id. The double fork
+    makes it a child of the launcher."""
     ready, tell = os.pipe()
     between = os.fork()
     if not between:
@@ -63,20 +65,21 @@ def _forked(module: ModuleType, own: dict[str, str], files: Sequence[int], line:
         return int(told.read())
 
 
-def _become(module: ModuleType, own: dict[str, str], files: Sequence[int], parent: int, tell: int) -> NoReturn:
-    """Be a rank. own: its variables. files: standard output, errors, the line to the launcher. parent: who
-    has to end before the launcher is the parent. tell: where to say who this is."""
+def _become(module: ModuleType, own: dict[str, str], files: Sequence[int], parent: int, pid_pipe: int) -> NoReturn:
+    """Run as a rank. own: the rank's environment variables. files: standard output, standard error,
+    the socket to the launcher. parent: the intermediate process, which must exit before the
+    launcher becomes the parent. pid_pipe: the pipe to write this process's id to."""
     os.setsid()
     while os.getppid() == parent:
         time.sleep(0.0005)
-    os.write(tell, str(os.getpid()).encode())
-    os.close(tell)
+    os.write(pid_pipe, str(os.getpid()).encode())
+    os.close(pid_pipe)
     output, errors, line = files
     os.dup2(output, 1)
     os.dup2(errors, 2)
     os.close(output)
     os.close(errors)
-    take_on(own, line)
+    adopt_environment(own, line)
     run_and_end(module.main)
 
 

@@ -1,17 +1,17 @@
-"""What one rank runs, under torchrun's variables:
+"""Run one rank, under torchrun's variables:
 
     python -m plait.train.worker RUN_FOLDER                        started by ``plait train``
     python -m plait.train.worker JOB.toml [section.key=value ...]  started by torchrun or a scheduler
 
-``plan.json`` does in place of a job file.
+``plan.json`` may replace the job file. In the second form rank 0 does what ``plait train`` does
+before it starts ranks. It takes the run's lock, plans the run in a child process, and sends the
+other ranks the folder, which all machines must see.
 
-In the second form rank 0 does what ``plait train`` does before it starts ranks: it takes the run's lock, has
-the run planned by a process of its own, and tells the others the folder, which all machines must see.
+torchrun puts the working directory first on Python's import path; PYTHONSAFEPATH=1 in its
+environment prevents that, as ``plait train`` does.
 
-torchrun lets Python import from the working directory first; PYTHONSAFEPATH=1 in its environment keeps what
-lies there out, as ``plait train`` does.
-
-Only what needs no torch is imported at the top: a rank listens from the beginning, and torch takes seconds.
+Only modules that need no torch are imported at the top: a rank listens for stop requests from the
+beginning, and importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -45,14 +45,11 @@ from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
 from plait.core.runs.channel import Channel
 from plait.core.runs.lock import RunLock
-from plait.core.runs.parts import forget_hang
+from plait.core.runs.rank_reports import forget_hang
 from plait.core.topology.rank_table import NAME, RankTable
 from plait.train.machine.control import Control
-from plait.train.machine.own_history import kept
-from plait.train.machine.rank_process import print_to_nobody, run_and_end
-from plait.train.machine.stacks import stacks_on_signal
-from plait.train.machine.started_by import take_place
-from plait.train.machine.watchdog import Watchdog, address_towards
+from plait.train.machine.rank_process import ignore_print_errors, record_attempt, run_and_end, set_rank_variables
+from plait.train.machine.watchdog import Watchdog, address_towards, stacks_on_signal
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -61,29 +58,30 @@ if TYPE_CHECKING:
 
 USAGE = "Start a rank with a run's folder, a plan, or a job file and settings: JOB.toml [section.key=value ...]."
 PLAN = (programs.PLAIT, "train", "--plan-only")
-"""The process that plans."""
+"""The program that plans."""
 RUN = "run"
-"""Where in the store rank 0 says which folder it is; empty if it has refused."""
+"""The store's key under which rank 0 publishes the run's folder; empty if rank 0 refused the
+job."""
 JOB = "job"
-"""Where it says what it was asked to run."""
+"""The store's key under which rank 0 publishes its job settings."""
 IMPORTS = ("plait.train.comm.selfcheck", "plait.train.comm.world", "plait.train.report", "plait.train.session")
-"""What every rank imports when it begins to train."""
+"""Modules that every rank imports when it begins to train."""
 
 
 def main() -> int:
-    """Train; returns the exit status."""
+    """Train; return the exit status."""
     die_with_parent()
-    print_to_nobody()
+    ignore_print_errors()
     stacks_on_signal()
     descriptor = take_launcher()
     launcher = Channel.inherited(descriptor) if descriptor is not None else None
     with Control(launcher) as control:
         try:
-            take_place()
+            set_rank_variables()
             with naming_extras("a rank"):
                 return _run(RankEnv.read(), control, sys.argv[1:])
         except PlaitError as error:
-            control.fails(error)
+            control.report_failure(error)
             again = not isinstance(error, (MissingExtra, NotFinite, RunLost))
             return error.exit_status if again or not control.launched else DO_NOT_RETRY
 
@@ -97,15 +95,16 @@ def _run(rank: RankEnv, control: Control, arguments: Sequence[str]) -> int:
             return _train(rank, control, Path(arguments[0]), None)
         store, folder = meet(rank, control, held, arguments)
         if folder is None:
-            return LaunchError.exit_status  # rank 0 says why
+            return LaunchError.exit_status  # rank 0 prints the reason
         return _train(rank, control, folder, store)
 
 
 def meet(
     rank: RankEnv, control: Control, held: ExitStack, arguments: Sequence[str]
 ) -> tuple[Store | None, Path | None]:
-    """Where ranks that nobody of Plait's has launched meet, and the run's folder, which rank 0 has planned;
-    None where it has refused."""
+    """Rendezvous with the other ranks when no Plait launcher started them. Return the store of the
+    rendezvous (None for a single rank) and the run's folder, which rank 0 has planned; None instead
+    of the folder if rank 0 refused the job."""
     store = _meet(rank, RunSection().timeout) if rank.world_size > 1 else None
     if rank.rank == 0:
         try:
@@ -120,7 +119,7 @@ def meet(
             store.set(RUN, str(folder))
         return store, folder
     assert store is not None
-    control.doing("waiting for rank 0 to plan", patient=True)
+    control.set_activity("waiting for rank 0 to plan", patient=True)
     if not (said := store.get(RUN).decode()):
         return store, None
     _compare(rank.rank, _settings(arguments), json.loads(store.get(JOB).decode()))
@@ -128,7 +127,8 @@ def meet(
 
 
 def _settings(arguments: Sequence[str]) -> dict[str, Any]:
-    """What a rank was asked to run, by key; nothing where it was only told a run's folder or a plan."""
+    """Return the job's settings by key; empty if the rank was started with a run's folder or a
+    plan."""
     if Path(arguments[0]).suffix == ".json" or not Path(arguments[0]).is_file():
         return {}
     job = Job.read(arguments[0], arguments[1:]).named(Path(arguments[0]).stem)
@@ -136,7 +136,7 @@ def _settings(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _compare(rank: int, own: dict[str, Any], first: dict[str, Any]) -> None:
-    """Raise JobError, naming the key, if this rank was asked for another job than rank 0."""
+    """Raise JobError, naming the key, if this rank was started with other settings than rank 0."""
     for key in sorted(own.keys() | first.keys()) if own and first else ():
         if own.get(key) != first.get(key):
             problem = f"rank {rank} was given {own.get(key)!r} and rank 0 {first.get(key)!r}"
@@ -144,8 +144,8 @@ def _compare(rank: int, own: dict[str, Any], first: dict[str, Any]) -> None:
 
 
 def _plan(rank: RankEnv, control: Control, held: ExitStack, arguments: Sequence[str]) -> Path:
-    """The run's folder, locked and ready for the ranks."""
-    path, folder, world = Path(arguments[0]), *_asked(Path(arguments[0]), arguments[1:])
+    """Plan the run and take its lock. Return the run's folder, ready for the ranks."""
+    path, folder, world = Path(arguments[0]), *_folder_and_ranks(Path(arguments[0]), arguments[1:])
     if world is None:
         arguments = [*arguments, f"cluster.ranks={rank.world_size}"]
     elif world != rank.world_size:
@@ -156,22 +156,22 @@ def _plan(rank: RankEnv, control: Control, held: ExitStack, arguments: Sequence[
             fix=f"Start {world} (torchrun's --nproc-per-node times --nnodes), or change strategy.tp, dp or pp",
         )
     lock = held.enter_context(RunLock(folder))
-    control.always(lock.check)
+    control.add_check(lock.check)
     if not path.is_dir():
-        control.doing("planning", patient=True)
+        control.set_activity("planning", patient=True)
         done = subprocess.run(command_of(*PLAN, *arguments), stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             error = LaunchError(done.stderr.strip().removeprefix("plait: "))
             error.exit_status = done.returncode
             raise error
         with suppress(OSError):
-            print(done.stderr, end="", file=sys.stderr, flush=True)  # with what other settings a run goes on
+            print(done.stderr, end="", file=sys.stderr, flush=True)  # names settings that a resumed run changes
     return folder.resolve()
 
 
-def _asked(path: Path, overrides: Sequence[str]) -> tuple[Path, int | None]:
-    """The run's folder and how many ranks it needs, by a job file, a plan or the folder itself; None for a
-    job that is planned for as many as there are."""
+def _folder_and_ranks(path: Path, overrides: Sequence[str]) -> tuple[Path, int | None]:
+    """Return the run's folder and the number of ranks that it needs, from a job file, a plan or the
+    folder itself. The number is None for a job that adapts to the ranks that were started."""
     if path.is_dir():
         return path, Plan.read(path / "plan.json").layout.world_size
     if path.suffix != ".json":
@@ -179,7 +179,7 @@ def _asked(path: Path, overrides: Sequence[str]) -> tuple[Path, int | None]:
         return job.run.path, (job.cluster.ranks or None) if job.leaves_ranks_open else job.world_size
     plan = Plan.read(path)
     if plan.job is None:
-        raise JobError("was made without a job file and says nothing of data or steps", file=str(path))
+        raise JobError("was made without a job file, so its data and steps are unknown", file=str(path))
     return plan.job.changed(overrides).run.path, plan.layout.world_size
 
 
@@ -188,11 +188,12 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
     plan = run_plan(rank, folder)
     if rank.rank or control.launched:
         return _joined(plan, rank, control, folder, store)
-    return kept(lambda: _joined(plan, rank, control, folder, store), folder, plan, rank, control)
+    return record_attempt(lambda: _joined(plan, rank, control, folder, store), folder, plan, rank, control)
 
 
 def run_plan(rank: RankEnv, folder: Path) -> Plan:
-    """The plan of the run in ``folder``, which this rank can obey. Raises LaunchError or JobError."""
+    """Return the plan of the run in ``folder``, after checking that this rank can execute it.
+    Raises LaunchError if there is no run, JobError or PlacementError if the plan does not fit."""
     if not (folder / "plan.json").is_file():
         raise LaunchError(
             f"rank {rank.rank} finds no run in {folder}. All machines must see one folder: name it with "
@@ -205,19 +206,20 @@ def run_plan(rank: RankEnv, folder: Path) -> Plan:
         problem = f"the job needs {plan.layout.world_size} ranks, and {rank.world_size} were started"
         fix = f"Start {plan.layout.world_size}, or change strategy.tp, dp, pp or cp"
         raise JobError(problem, key="strategy", fix=fix)
-    use_network(plan.job.run.network_variables)
+    assert plan.settings is not None
+    use_network(plan.settings.run.network_variables)
     if (folder / NAME).is_file() or chosen_rank_table():
         RankTable.read(chosen_rank_table() or folder / NAME).check(rank.rank, rank.world_size, this_host())
     return plan
 
 
 def _joined(plan: Plan, rank: RankEnv, control: Control, folder: Path, store: Store | None) -> int:
-    control.doing("importing", patient=True)  # as long as the disk takes
+    control.set_activity("importing", patient=True)  # slow on a slow disk
     from plait.train.session import Session
 
     with joined_run(plan, rank, control, folder, store) as (started, watchdog):
         session = Session(*started)
-        watchdog.note = session.run.recorder.look
+        watchdog.record_finished = session.run.recorder.look
         return session.train()
 
 
@@ -225,23 +227,23 @@ def _joined(plan: Plan, rank: RankEnv, control: Control, folder: Path, store: St
 def joined_run(
     plan: Plan, rank: RankEnv, control: Control, folder: Path, store: Store | None
 ) -> Generator[tuple[Started, Watchdog]]:
-    """Join the other ranks: what a rank then has, and who looks whether it hangs."""
-    assert plan.job is not None
-    control.doing("importing", patient=True)  # as long as the disk takes
+    """Join the other ranks. Yield the rank's ``Started`` and its watchdog, which detects hangs."""
+    assert plan.settings is not None
+    control.set_activity("importing", patient=True)  # slow on a slow disk
     from plait.train.comm.selfcheck import check_links
     from plait.train.comm.world import joined
     from plait.train.rank_run import Started
     from plait.train.report import Reporter
 
-    run = plan.job.run
-    collects = not control.launched and rank.local_rank == 0  # a launcher's agent does, where there is one
+    run = plan.settings.run
+    collects = not control.launched and rank.local_rank == 0  # otherwise the launcher's agent collects
     with (
         collecting(folder, rank.rank, rank.local_world_size, is_rank=True) if collects else nullcontext(),
         joined(rank, run, control, store) as device,
-        Reporter(folder, speaks=rank.rank == 0, steps=plan.job.train.steps) as report,
+        Reporter(folder, speaks=rank.rank == 0, steps=plan.settings.train.steps) as report,
     ):
         if run.selfcheck != "off" and rank.world_size > rank.local_world_size:
-            control.doing("trying the links between machines")
+            control.set_activity("trying the links between machines")
             if found := check_links(rank, device):
                 if run.selfcheck == "stop":
                     raise RankFailure(f"{found[0]} (run.selfcheck)")
@@ -251,7 +253,7 @@ def joined_run(
             folder, rank.rank, control, deadline=run.call_deadline,
             address=address_towards(rank.master_addr, rank.master_port),
         )  # fmt: skip
-        if rank.rank == 0 and not control.launched:  # of an earlier start; a launcher has done that
+        if rank.rank == 0 and not control.launched:  # remove an earlier start's files; a launcher does so itself
             forget_hang(folder)
         with watchdog if rank.world_size > 1 else nullcontext():
             yield Started(plan, folder, rank, device, report, control), watchdog

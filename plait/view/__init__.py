@@ -1,1 +1,1 @@
-"""A run as a page: figures, the server that shows them, and the same page as one file."""
+"""Show a run as a page: figures, their server, and the same page as a single file."""

@@ -1,8 +1,8 @@
-"""The server of the page: what it answers, and what it refuses.
+"""The server of the page, with the requests that it answers and refuses.
 
-Requests name runs by their numbers in the list the server was started with, ranks and steps by numbers, spans
-by their keys, which are looked up in columns. No path ever comes from a request. Everything that the page
-needs comes from this server, and its browser is told to take nothing from elsewhere.
+Requests identify runs by their index in the server's list, ranks and steps by numbers, and spans by
+keys that are looked up in columns. No path ever comes from a request. The page loads everything
+from this server, and the browser is forbidden to load anything from elsewhere.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANSWERED = ("/_dash-", "/assets/", "/_favicon.ico")
-"""How paths begin that are answered, beside ``/``."""
+"""Prefixes of answered paths, besides ``/``."""
 UPDATE = "/_dash-update-component"
 LARGEST = 1 << 20
-"""Bytes of a request's body: what the page sends itself are some thousands."""
+"""Largest body of a request in bytes; the page's own requests have some thousands."""
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; worker-src 'self' blob:; font-src 'self' data:; connect-src 'self'; "
@@ -54,7 +54,7 @@ class _Value(BaseModel):
 
 
 class _Update(BaseModel):
-    """What a browser sends to have parts of the page made again."""
+    """A browser's request to update parts of the page."""
 
     output: str
     outputs: _Value | list[_Value]
@@ -64,8 +64,8 @@ class _Update(BaseModel):
 
 
 def make_app(runs: Sequence[Watched], *, local: bool = True) -> Dash:
-    """The page over these runs. local: whether it serves this machine only, so that a request that names
-    another host is a trick (a name that somebody has led here)."""
+    """Return the app with the page of these runs. local: True to serve this machine only; a request
+    for another host name is then refused, since it may be a DNS rebinding attack."""
     app = Dash(
         "plait.view", assets_folder=str(Path(__file__).parent / "assets"), serve_locally=True, title="plait view",
         update_title="", suppress_callback_exceptions=True, add_log_handler=False,
@@ -78,7 +78,7 @@ def make_app(runs: Sequence[Watched], *, local: bool = True) -> Dash:
 
 
 def guard(app: Dash, local: bool) -> None:
-    """Answer what the page asks for, and nothing else."""
+    """Restrict the server to requests of the page."""
     app.server.config["MAX_CONTENT_LENGTH"] = LARGEST
 
     @app.server.before_request
@@ -93,17 +93,17 @@ def guard(app: Dash, local: bool) -> None:
             abort(404)
         if any(part in path for part in ("..", "//", "\\", "\0")):
             abort(404)
-        if path == UPDATE and not _asks_for_a_part(request.get_json(silent=True), app):
+        if path == UPDATE and not _is_page_update(request.get_json(silent=True), app):
             abort(400)
 
     @app.server.errorhandler(DashException)
     def _unknown(_: DashException) -> tuple[str, int]:
-        """A part of a library that there is not."""
+        """Answer a missing part of a library with 404."""
         return "not found", 404
 
     @app.server.errorhandler(RecursionError)
     def _too_deep(_: RecursionError) -> tuple[str, int]:
-        """JSON that is nested too deeply."""
+        """Answer too deeply nested JSON with 400."""
         return "bad request", 400
 
     @app.server.after_request
@@ -115,7 +115,7 @@ def guard(app: Dash, local: bool) -> None:
 
 
 def _host(url: str) -> tuple[str, str]:
-    """Host and port as they stand in a URL, and the host alone; empty where it is none."""
+    """Return a URL's host with port, and the host alone; empty for an invalid URL."""
     try:
         parts = urlsplit(url)
         return parts.netloc, parts.hostname or ""
@@ -123,8 +123,8 @@ def _host(url: str) -> tuple[str, str]:
         return "", ""
 
 
-def _asks_for_a_part(body: Any, app: Dash) -> bool:
-    """Whether a request for an update, which anybody can write, is of a part of the page."""
+def _is_page_update(body: Any, app: Dash) -> bool:
+    """True if an update request, which any client can write, is for a part of the page."""
     try:
         return _Update.model_validate(body).output in app.callback_map
     except ValidationError:
@@ -132,20 +132,21 @@ def _asks_for_a_part(body: Any, app: Dash) -> bool:
 
 
 def make_server(app: Dash, host: str, port: int) -> BaseWSGIServer:
-    """Bound, not yet serving. port: 0 for any that is free. Raises JobError where it is not to be had, and
-    for a host of no letters, at which the system would listen everywhere."""
+    """Return a bound server that does not serve yet. port: 0 for any free port. Raises JobError if
+    the address is unavailable, and for an empty host, at which the system would listen on every
+    address."""
     import socket
 
     from werkzeug.serving import WSGIRequestHandler
     from werkzeug.serving import make_server as bind
 
     class Quiet(WSGIRequestHandler):
-        """Says nothing of requests that were answered."""
+        """A request handler that does not log answered requests."""
 
         protocol_version = "HTTP/1.1"
 
         def run_wsgi(self) -> None:
-            """As ever, unless the request's line names a URL that is none."""
+            """Answer the request, or refuse it with 400 if its request line has an invalid URL."""
             try:
                 urlsplit(self.path)
             except ValueError:
@@ -154,7 +155,7 @@ def make_server(app: Dash, host: str, port: int) -> BaseWSGIServer:
             super().run_wsgi()
 
         def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-            """Nothing."""
+            """Log nothing."""
 
     if not host.strip():
         fix = "Name the address to listen at, such as 127.0.0.1; 0.0.0.0 means every one of this machine"

@@ -1,4 +1,4 @@
-"""From what the page's controls say to what the page shows: verdicts, grid, numbers over steps."""
+"""Callbacks from the page's controls to the page's content: verdicts, grid, series over steps."""
 
 from __future__ import annotations
 
@@ -8,46 +8,44 @@ from typing import Any
 from dash import Dash, Input, Output, State, html, no_update
 
 from plait.api.diagnosing import predicted_memory
-from plait.diagnose.heat import orders
+from plait.core.base.text import seconds_text
+from plait.diagnose.rank_map import STATES, RankState, orders
 from plait.diagnose.series import attempts_of, memory_of, series_of
-from plait.diagnose.states import STATES, Standing
-from plait.view import heat_callbacks, key_callbacks, timeline_callbacks
-from plait.view.figure_words import memory_words, prediction_words, series_words
-from plait.view.grid_figure import STANDS_OUT, grid_figure, is_flat
-from plait.view.layout import LATER, graph, place_of_figure
-from plait.view.series_figure import memory_figure, prediction_figure, series_figure
+from plait.view import heat_callbacks, layout, timeline_callbacks
+from plait.view.layout import LATER, graph, on, place_of_figure, unanswered
+from plait.view.rank_figures import STANDS_OUT, grid_figure, is_flat
 from plait.view.store import Snapshot, Watched, chosen_run, heat_of
-from plait.view.timeline_callbacks import besides
-from plait.view.words import nothing, seconds_text
+from plait.view.time_figures import memory_figure, prediction_figure, series_figure
+from plait.view.timeline_callbacks import group_options
+from plait.view.words import memory_words, nothing, prediction_words, series_words
 
 ROWS = 60
-"""Of a table, at most."""
+"""Most rows of a table."""
 
 
 def connect(app: Dash, runs: Sequence[Watched]) -> None:
-    """All callbacks of the page."""
+    """Register all callbacks of the page."""
     _tick(app, runs)
-    _below(app)
-    _verdict(app, runs)
-    _grid(app, runs)
-    _numbers(app, runs)
-    heat_callbacks.connect(app, runs)
-    timeline_callbacks.connect(app, runs)
-    key_callbacks.connect(app, runs)
+    outputs = (
+        "series-figure.figure memory-figure.figure prediction-figure.figure prediction-text.children "
+        "series-words.children memory-words.children"
+    )
+    numbers = (outputs, "version.data", "", lambda snapshot, _: _numbers(snapshot, runs))
+    layout.connect(app, lambda number: chosen_run(runs, number), numbers)
 
 
 def version_of(number: object, snapshot: Snapshot) -> str:
-    """Another text with every change of what is shown."""
+    """Return a text that changes with every change of the shown content."""
     return f"{number}:{snapshot.generation}"
 
 
 def first_paint(run: Watched) -> dict[str, Any]:
-    """What of the first run's page is known when it is asked for; nothing if its folder was not read yet."""
+    """Return the known content of the first run's page; empty if its folder was not read yet."""
     snapshot = run.first()
     found = order_options(snapshot)
     if not found:
         return {}
-    known: dict[str, Any] = {"orders": found, "besides": besides(snapshot.grid)}
+    known: dict[str, Any] = {"orders": found, "besides": group_options(snapshot.grid)}
     heat = heat_of(snapshot, "mean", None, tuple(found[0]["value"].split()), "segments")
     if heat is None:
         return known
@@ -56,7 +54,7 @@ def first_paint(run: Watched) -> dict[str, Any]:
 
 
 def order_options(snapshot: Snapshot) -> list[dict[str, str]]:
-    """Ways to sort a run's ranks."""
+    """Return the options for sorting a run's ranks."""
     words = {"pp": "stage"}
     return [
         {"value": " ".join(order), "label": ", ".join(words.get(axis, axis) for axis in order)}
@@ -70,8 +68,8 @@ def _tick(app: Dash, runs: Sequence[Watched]) -> None:
         Output("beside", "options"), Output("beside", "value"),
         Input("tick", "n_intervals"), Input("run", "value"), State("below", "data"), State("version", "data"),
         State("status", "children"), State("order", "value"), State("beside", "value"),
-        # No tick while one is answered: Dash drops an answer if its question was asked again meanwhile, so
-        # that a slow machine would never see any.
+        # No tick during a callback: Dash drops a callback's result if the callback was triggered again
+        # meanwhile, so that a slow machine would never show any.
         running=[(Output("tick", "disabled"), True, False)],
     )  # fmt: skip
     def _look(
@@ -84,32 +82,28 @@ def _tick(app: Dash, runs: Sequence[Watched]) -> None:
         said = line if line != status else no_update
         if now == version:
             return no_update, said, *[no_update] * 4
-        # What lies below the heat map is asked for once it is there.
+        # Content below the heat map is requested once its places exist.
         chosen = [
             part
-            for options, value in zip((order_options(snapshot), besides(snapshot.grid)), standing, strict=True)
+            for options, value in zip((order_options(snapshot), group_options(snapshot.grid)), standing, strict=True)
             for part in (options, _among(value, options))
         ]
         return now if below else no_update, said, *chosen
 
 
 def _among(value: Any, options: Sequence[dict[str, str]]) -> Any:
-    """What a choice is to be: as it is, if it is among the options, else the first of them."""
+    """Return no update if the value is among the options; otherwise the first option."""
     known = [one["value"] for one in options]
     return no_update if value in known else next(iter(known), None)
 
 
-def _below(app: Dash) -> None:
-    @app.callback(
-        *(Output(place_of_figure(name), "children") for name in LATER), Output("below", "data"),
-        Input("painted", "data"), prevent_initial_call=True,
-    )  # fmt: skip
-    def _figures(_: object) -> tuple[Any, ...]:
-        return *(graph(name) for name in LATER), True
+@on(" ".join(f"{place_of_figure(name)}.children" for name in LATER) + " below.data", "painted.data")
+def _below(*_: object) -> tuple[Any, ...]:
+    return *(graph(name) for name in LATER), True
 
 
 def status_of(snapshot: Snapshot) -> str:
-    """One line: which run, how large, whether it goes on, what is being done."""
+    """Return one line on the run: name, size, whether it is running, and the current reading."""
     recording, first = snapshot.recording, snapshot.glance
     parts = [f"{snapshot.name}: "]
     if recording is None and (snapshot.problem or first is None):
@@ -129,24 +123,25 @@ def status_of(snapshot: Snapshot) -> str:
     return "".join(parts)
 
 
-def _verdict(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("text", "children"), Output("hang", "children"), Output("notes", "children"),
-        Output("attempts-table", "children"), Input("version", "data"), State("run", "value"),
-        prevent_initial_call=True,
-    )  # fmt: skip
-    def _tell(_: str, number: object) -> tuple[Any, ...]:
-        snapshot = chosen_run(runs, number)
-        text = (
-            snapshot.told.text()
-            if snapshot.told
-            else snapshot.problem or f"{snapshot.doing or 'reading all spans'} ..."
-        )
-        return text, hang_of(snapshot), [html.Li(f"note: {note}") for note in snapshot.notes], attempts_table(snapshot)
+@on("text.children hang.children notes.children attempts-table.children", "version.data")
+def _verdict(snapshot: Snapshot, _: str) -> tuple[Any, ...]:
+    return text_of(snapshot), hang_of(snapshot), notes_of(snapshot), attempts_table(snapshot)
+
+
+def text_of(snapshot: Snapshot) -> str:
+    """Return the report as text."""
+    if snapshot.report:
+        return snapshot.report.text()
+    return snapshot.problem or f"{snapshot.doing or 'reading all spans'} ..."
+
+
+def notes_of(snapshot: Snapshot) -> list[Any]:
+    """Return the notes on skipped content."""
+    return [html.Li(f"note: {note}") for note in snapshot.notes]
 
 
 def hang_of(snapshot: Snapshot) -> list[Any]:
-    """The verdict on a hang, if there is one."""
+    """Return the verdict on a hang; empty if there is none."""
     if not snapshot.hang or snapshot.hang[0].cause == "none":
         return []
     verdict = snapshot.hang[0]
@@ -159,7 +154,7 @@ def hang_of(snapshot: Snapshot) -> list[Any]:
 
 
 def attempts_table(snapshot: Snapshot) -> Any:
-    """How often the run was started, and how each start ended."""
+    """Return the table of the run's starts, with the outcome of each."""
     found = attempts_of(snapshot.run.attempts, live=snapshot.live) if snapshot.run else []
     if not found:
         return html.P("One start, as far as the run's folder tells: it has no attempts.jsonl.")
@@ -168,34 +163,30 @@ def attempts_table(snapshot: Snapshot) -> Any:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> html.Table:
-    """Texts in cells."""
+    """Return a table with texts in its cells."""
     return html.Table([
         html.Thead(html.Tr([html.Th(head, scope="col") for head in heads])),
         html.Tbody([html.Tr([html.Td(str(cell)) for cell in row]) for row in rows]),
     ])  # fmt: skip
 
 
-def _grid(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("grid-figure", "figure"), Output("grid-table", "children"), Input("version", "data"),
-        Input("seen", "data"), State("run", "value"), prevent_initial_call=True,
-    )  # fmt: skip
-    def _draw(_: str, seen: Any, number: object) -> tuple[Any, Any]:
-        snapshot = chosen_run(runs, number)
-        found = snapshot.standings()
-        if snapshot.grid is None:
-            return nothing(snapshot.problem or "reading ..."), []
-        if not seen and not is_flat(snapshot.grid):  # three dimensions are dear where there is no GPU
-            return nothing("drawn as soon as it is in view"), standing_table(found)
-        return grid_figure(found, snapshot.grid), standing_table(found)
+@on("grid-figure.figure grid-table.children", "version.data seen.data")
+def _grid(snapshot: Snapshot, _: str, seen: Any) -> tuple[Any, Any]:
+    found = snapshot.standings()
+    if snapshot.grid is None:
+        return nothing(snapshot.problem or "reading ..."), []
+    if not seen and not is_flat(snapshot.grid):  # three dimensions are slow without a GPU
+        return nothing("drawn as soon as it is in view"), standing_table(found)
+    return grid_figure(found, snapshot.grid), standing_table(found)
 
 
-def standing_table(found: Sequence[Standing]) -> list[Any]:
-    """How many ranks are in each state; those that matter one by one, the most important first."""
-    counts = [(sum(one.state == state for one in found), state, means) for state, means in STATES.items()]
+def standing_table(states: Sequence[RankState]) -> list[Any]:
+    """Return the number of ranks in each state, and a table of the notable ranks, the most
+    important first."""
+    counts = [(sum(one.state == state for one in states), state, means) for state, means in STATES.items()]
     words = "; ".join(f"{n} {state}: {means}" for n, state, means in counts if n)
     order = list(STATES)
-    ones = [one for one in found if one.state in STANDS_OUT or one.waits_for or one.error]
+    ones = [one for one in states if one.state in STANDS_OUT or one.waits_for or one.error]
     ones.sort(key=lambda one: (order.index(one.state), one.rank))
     rows = [
         (
@@ -210,25 +201,18 @@ def standing_table(found: Sequence[Standing]) -> list[Any]:
     return [html.P(words), table(("rank", "host", "state", "doing", "where", "error", "waits for"), rows), *more]
 
 
-def _numbers(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("series-figure", "figure"), Output("memory-figure", "figure"), Output("prediction-figure", "figure"),
-        Output("prediction-text", "children"), Output("series-words", "children"), Output("memory-words", "children"),
-        Input("version", "data"), State("run", "value"),
-        prevent_initial_call=True,
-    )  # fmt: skip
-    def _draw(_: str, number: object) -> tuple[Any, ...]:
-        snapshot = chosen_run(runs, number)
-        others = {one.snapshot.name: one.snapshot for one in runs}
-        series = {name: series_of(one.run.metrics) for name, one in others.items() if one.run}
-        prediction = snapshot.told.prediction if snapshot.told else None
-        first = prediction_figure(prediction) if snapshot.told or snapshot.problem else nothing("reading all spans ...")
-        memory, words = memory_of_run(snapshot)
-        return series_figure(series), memory, first, prediction_text(snapshot), series_words(series), words
+def _numbers(snapshot: Snapshot, runs: Sequence[Watched]) -> tuple[Any, ...]:
+    others = {one.snapshot.name: one.snapshot for one in runs}
+    series = {name: series_of(one.run.metrics) for name, one in others.items() if one.run}
+    prediction = snapshot.report.prediction if snapshot.report else None
+    first = prediction_figure(prediction) if snapshot.report or snapshot.problem else nothing("reading all spans ...")
+    memory, words = memory_of_run(snapshot)
+    return series_figure(series), memory, first, prediction_text(snapshot), series_words(series), words
 
 
 def memory_of_run(snapshot: Snapshot) -> tuple[dict[str, Any], str]:
-    """Of every place of the pipeline, as predicted, and what was measured; and the same in words."""
+    """Return the figure of predicted memory by pipeline stage and measured memory, and the same in
+    words."""
     if snapshot.run is None:
         return nothing(snapshot.problem or "reading ..."), ""
     run = snapshot.run
@@ -238,8 +222,8 @@ def memory_of_run(snapshot: Snapshot) -> tuple[dict[str, Any], str]:
 
 
 def prediction_text(snapshot: Snapshot) -> str:
-    """The step as a whole, and overlap that did not happen."""
-    prediction = snapshot.told.prediction if snapshot.told else None
+    """Return the predicted and measured step, and the planned and measured overlap, in words."""
+    prediction = snapshot.report.prediction if snapshot.report else None
     if prediction is None:
         return ""
     overlap = " ".join(
@@ -248,7 +232,35 @@ def prediction_text(snapshot: Snapshot) -> str:
     )
     if prediction.seconds is None:
         return overlap
-    steps = snapshot.told.steps if snapshot.told else None
+    steps = snapshot.report.steps if snapshot.report else None
     measured = f", {seconds_text(steps.median)} measured (the median of {steps.count})" if steps else ""
     rows = prediction_words(prediction)
     return f"A step: {seconds_text(prediction.seconds)} predicted{measured}. {overlap} {rows}"
+
+
+@on(
+    "heat-at.data chosen.data zoom.data answered.data",
+    "keys.data",
+    f"answered.data {timeline_callbacks.CHOSEN} {heat_callbacks.CONTROLS}",
+)
+def _press(
+    snapshot: Snapshot, keys: Any, answered: Any, chosen: Any, zoom: Any, beside: Any, *controls: Any
+) -> tuple[Any, ...]:
+    """Answer keys on all figures: a key on one figure may move the focus to another, where the next
+    key applies. Keys arrive faster than results, and Dash drops the result of a callback that is
+    triggered again meanwhile. So every call processes all unanswered keys in order."""
+    pressed, count = unanswered(keys, answered)
+    heat, now, marked = heat_callbacks.standing(snapshot, controls)
+    before = (now, marked), chosen, zoom
+    for where, key in pressed:
+        if where == "heat-box" and heat and key == "Enter":
+            chosen = heat_callbacks.opened(heat, now)
+        elif where == "heat-box" and heat:
+            now, marked = heat_callbacks.by_key(heat, now, marked, key), True
+        elif where == "time-box":
+            shown = timeline_callbacks.shown_of(snapshot, chosen, zoom, beside)
+            chosen, zoom = timeline_callbacks.by_key(key, shown, chosen, zoom) if shown else (chosen, zoom)
+    after = (now, marked), chosen, zoom
+    values = (now._asdict(), chosen, zoom)
+    changed = [no_update if new == old else value for new, old, value in zip(after, before, values, strict=True)]
+    return *changed, count

@@ -1,28 +1,39 @@
-"""The heat map's controls, keys and clicks."""
+"""Callbacks for the heat map's controls, keys and clicks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
+from dash import ALL, Input, ctx, html, no_update
 
-from plait.diagnose.heat import STATISTICS, Heat, Statistic, pooled
-from plait.view.heat_figure import HeatMarks, Value, cell_text, heat_figure
-from plait.view.moves import HeatCell, around_row, is_number, moved, point_of
-from plait.view.store import Snapshot, Watched, chosen_run, heat_of
+from plait.diagnose.rank_map import STATISTICS, Heat, Statistic, pooled
+from plait.view.layout import is_number, on, point_of
+from plait.view.rank_figures import HeatMarks, Value, cell_text, heat_figure
+from plait.view.store import Snapshot, heat_of
 from plait.view.words import nothing
 
 CELLS = 512
-"""Rows that are drawn at once: as many as there are pixels."""
+"""Most rows that are drawn at once: as many as there are pixels."""
 WANTED = ("value", "statistic", "columns", "order", "first", "last")
-CONTROLS = (State("heat-at", "data"), State("run", "value"), *(State(name, "value") for name in WANTED))
+CONTROL_VALUES = " ".join(f"{name}.value" for name in WANTED)
+CONTROLS = f"heat-at.data {CONTROL_VALUES}"
+ZOOM = 4
+"""Factor by which ``+`` reduces the heat map's rows in view."""
+
+
+class HeatCell(NamedTuple):
+    """A cell of the heat map: row, column, and the rows in view (None: all)."""
+
+    row: int = 0
+    column: int = 0
+    window: tuple[int, int] | None = None
 
 
 def figure_of(
     snapshot: Snapshot, heat: Heat, order: Sequence[str], value: Value, at: HeatCell, marked: bool = False
 ) -> dict[str, Any]:
-    """The map with the ranks that the diagnosis names."""
+    """Return the heat map, with the ranks marked that the diagnosis names."""
     assert snapshot.grid is not None
     shown = pooled(heat, CELLS, at.window)
     return heat_figure(
@@ -35,8 +46,8 @@ def figure_of(
     )
 
 
-def place(data: Mapping[str, Any] | None, heat: Heat) -> tuple[HeatCell, bool]:
-    """Where the marked cell is, inside the map whatever a request says; and whether there is one."""
+def marked_cell(data: Mapping[str, Any] | None, heat: Heat) -> tuple[HeatCell, bool]:
+    """Return the marked cell, clipped to the map for any request, and True if a cell is marked."""
     values = data if isinstance(data, dict) else {}
     rows, columns = heat.ranks.size, len(heat.columns)
 
@@ -51,8 +62,9 @@ def place(data: Mapping[str, Any] | None, heat: Heat) -> tuple[HeatCell, bool]:
     return HeatCell(number("row", rows), number("column", columns), ends), "row" in values
 
 
-def asked(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, list[str], Value]:
-    """The heat map that the controls ask for; what they may not ask for counts as not asked."""
+def requested_heat(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, list[str], Value]:
+    """Return the requested heat map, order and value. Invalid settings of controls fall back to the
+    defaults."""
     value, statistic, columns, order, first, last = controls
     names = [name for name in str(order or "").split() if name in ("pp", "dp", "cp", "tp", "host")]
     steps = None
@@ -66,67 +78,47 @@ def asked(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, lis
     return heat, names, "seconds" if value == "seconds" else "excess"
 
 
-def connect(app: Dash, runs: Sequence[Watched]) -> None:
-    """The callbacks. One for each cause: Dash drops the answer of a callback that it asks again meanwhile, so
-    that what somebody did would be lost if a figure that is drawn anew asked the same one."""
-    _click(app, runs)
-    _zoom(app, runs)
-    _mark(app, runs)
-    _draw(app, runs)
-    _list(app, runs)
-
-    @app.callback(
-        Output("heat-at", "data"), Input("columns", "value"), Input("order", "value"), prevent_initial_call=True
-    )  # fmt: skip
-    def _other_cells(*_: Any) -> dict[str, Any]:
-        return {}
+@on("heat-at.data", "columns.value order.value")
+def _reset_cell(*_: Any) -> dict[str, Any]:
+    return {}
 
 
-def standing(runs: Sequence[Watched], controls: Sequence[Any]) -> tuple[Heat | None, HeatCell, bool]:
-    """The heat shown, its cell where one is, and whether that is marked. controls: values of ``CONTROLS``."""
-    at, number, *wanted = controls
-    heat = asked(chosen_run(runs, number), wanted)[0]
+def standing(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, HeatCell, bool]:
+    """Return the shown heat map, its current cell, and True if the cell is marked. controls: values
+    of ``CONTROLS``."""
+    at, *wanted = controls
+    heat = requested_heat(snapshot, wanted)[0]
     if heat is None or not heat.columns:
         return None, HeatCell(), False
-    return heat, *place(at, heat)
+    return heat, *marked_cell(at, heat)
 
 
-def _click(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("heat-at", "data", allow_duplicate=True), Output("chosen", "data", allow_duplicate=True),
-        Input("heat-figure", "clickData"), *CONTROLS, prevent_initial_call=True,
-    )  # fmt: skip
-    def _clicked(click: Any, *controls: Any) -> tuple[Any, Any]:
-        heat, now, _ = standing(runs, controls)
-        return _by_mouse(heat, now, click) if heat else (no_update, no_update)
+@on("heat-at.data chosen.data", "heat-figure.clickData", CONTROLS)
+def _clicked(snapshot: Snapshot, click: Any, *controls: Any) -> tuple[Any, Any]:
+    heat, now, _ = standing(snapshot, controls)
+    return _by_mouse(heat, now, click) if heat else (no_update, no_update)
 
 
-def _zoom(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("heat-at", "data", allow_duplicate=True), Input("heat-figure", "relayoutData"), *CONTROLS,
-        prevent_initial_call=True,
-    )  # fmt: skip
-    def _zoomed(zoom: Any, *controls: Any) -> Any:
-        heat, now, marked = standing(runs, controls)
-        return _window(heat, now, marked, zoom) if heat else no_update
+@on("heat-at.data", "heat-figure.relayoutData", CONTROLS)
+def _zoomed(snapshot: Snapshot, zoom: Any, *controls: Any) -> Any:
+    heat, now, marked = standing(snapshot, controls)
+    return _window(heat, now, marked, zoom) if heat else no_update
 
 
-def _mark(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("heat-at", "data", allow_duplicate=True), Output("chosen", "data", allow_duplicate=True),
-        Input({"kind": "unlike", "rank": ALL}, "n_clicks"), *CONTROLS, prevent_initial_call=True,
-    )  # fmt: skip
-    def _named(_: Any, *controls: Any) -> tuple[Any, Any]:
-        heat, now, _ = standing(runs, controls)
-        cause = ctx.triggered_id
-        rank = cause.get("rank") if isinstance(cause, dict) else None
-        if heat is None or not is_number(rank) or not ctx.triggered[0]["value"]:  # it has just appeared
-            return no_update, no_update
-        return _marked(heat, now, int(rank)), {"rank": int(rank)}
+@on("heat-at.data chosen.data", Input({"kind": "unlike", "rank": ALL}, "n_clicks"), CONTROLS)
+def _named(snapshot: Snapshot, _: Any, *controls: Any) -> tuple[Any, Any]:
+    heat, now, _ = standing(snapshot, controls)
+    cause = ctx.triggered_id
+    rank = cause.get("rank") if isinstance(cause, dict) else None
+    if (
+        heat is None or not is_number(rank) or not ctx.triggered[0]["value"]
+    ):  # the button has just appeared and was not clicked
+        return no_update, no_update
+    return _marked(heat, now, int(rank)), {"rank": int(rank)}
 
 
 def opened(heat: Heat, now: HeatCell) -> dict[str, Any]:
-    """The rank of the marked cell, and its step where columns are steps."""
+    """Return the marked cell's rank, and its step if columns are steps."""
     cells = pooled(heat, CELLS, now.window)
     column = heat.columns[now.column]
     rank = (
@@ -137,11 +129,48 @@ def opened(heat: Heat, now: HeatCell) -> dict[str, Any]:
     return {"rank": rank, **({"step": column} if isinstance(column, int) else {})}
 
 
+def cell_after_key(at: HeatCell, key: str, *, rows: int, columns: int, cells: int) -> HeatCell:
+    """Return the cell after a key. Arrows move by one cell, PageUp and PageDown by a tenth of the
+    view; ``+`` and ``-`` zoom around the cell, ``0`` shows all rows. cells: most rows of cells in
+    view.
+
+    >>> cell_after_key(HeatCell(0, 0), "ArrowDown", rows=1000, columns=3, cells=500)
+    HeatCell(row=2, column=0, window=None)
+    """
+    first, last = at.window or (0, rows)
+    size = max(1, -(-(last - first) // max(1, cells)))
+    row, column = min(at.row, rows - 1), min(at.column, columns - 1)
+    by = {"ArrowDown": size, "ArrowUp": -size, "PageDown": max(size, (last - first) // 10),
+          "PageUp": -max(size, (last - first) // 10)}  # fmt: skip
+    if key in by:
+        row = max(0, min(rows - 1, row + by[key]))
+    elif key in ("ArrowLeft", "ArrowRight"):
+        column = max(0, min(columns - 1, column + (1 if key == "ArrowRight" else -1)))
+    elif key in ("Home", "End"):
+        row = first if key == "Home" else last - 1
+    elif key == "0":
+        return HeatCell(row, column, None)
+    elif key in ("+", "=", "-"):
+        wanted = (last - first) // ZOOM if key != "-" else (last - first) * ZOOM
+        return HeatCell(row, column, around_row(row, max(8, wanted), rows))
+    if at.window and not first <= row < last:
+        return HeatCell(row, column, around_row(row, last - first, rows))
+    return HeatCell(row, column, at.window)
+
+
+def around_row(row: int, size: int, rows: int) -> tuple[int, int] | None:
+    """Return ``size`` rows with ``row`` in the middle; None if these are all rows."""
+    if size >= rows:
+        return None
+    first = max(0, min(row - size // 2, rows - size))
+    return first, first + size
+
+
 def by_key(heat: Heat, now: HeatCell, marked: bool, key: str) -> HeatCell:
-    """Where a key leads to from a place, which is marked or not."""
+    """Return the cell after a key, from a cell that may not be marked yet."""
     if not marked and key.startswith(("Arrow", "Page")):
         return now._replace(row=now.window[0] if now.window else 0, column=0)
-    return moved(now, key, rows=heat.ranks.size, columns=len(heat.columns), cells=CELLS)
+    return cell_after_key(now, key, rows=heat.ranks.size, columns=len(heat.columns), cells=CELLS)
 
 
 def _inside(now: HeatCell, cells: Any) -> bool:
@@ -149,7 +178,7 @@ def _inside(now: HeatCell, cells: Any) -> bool:
 
 
 def _marked(heat: Heat, now: HeatCell, rank: int) -> dict[str, Any]:
-    """The rank's row, in view."""
+    """Return the cell of the rank's row, with the row in view."""
     rows = [n for n, one in enumerate(heat.ranks) if int(one) == rank]
     if not rows:
         return now._asdict()
@@ -188,42 +217,29 @@ def _window(heat: Heat, now: HeatCell, marked: bool, zoom: Any) -> Any:
     return no_update
 
 
-def _draw(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("heat-figure", "figure"), Output("cell", "children"), Input("version", "data"), Input("heat-at", "data"),
-        *(Input(name, "value") for name in WANTED), State("run", "value"), prevent_initial_call=True,
-    )  # fmt: skip
-    def _figure(_: str, at: Any, *rest: Any) -> tuple[Any, Any]:
-        *controls, number = rest
-        snapshot = chosen_run(runs, number)
-        heat, order, value = asked(snapshot, controls)
-        if heat is None or not heat.columns or snapshot.grid is None:
-            return nothing(why_not(snapshot)), ""
-        now, marked = place(at, heat)
-        figure = figure_of(snapshot, heat, order, value, now, marked)
-        shown = pooled(heat, CELLS, now.window)
-        text = cell_text(heat, shown, snapshot.grid, (now.row, now.column)) if marked and _inside(now, shown) else ""
-        return figure, text
-
-
-def _list(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("unlike", "children"), Input("version", "data"), State("run", "value"), prevent_initial_call=True
-    )  # fmt: skip
-    def _furthest(_: str, number: object) -> Any:
-        return buttons_of(chosen_run(runs, number))
+@on("heat-figure.figure cell.children", f"version.data heat-at.data {CONTROL_VALUES}")
+def _figure(snapshot: Snapshot, _: str, at: Any, *controls: Any) -> tuple[Any, Any]:
+    heat, order, value = requested_heat(snapshot, controls)
+    if heat is None or not heat.columns or snapshot.grid is None:
+        return nothing(why_not(snapshot)), ""
+    now, marked = marked_cell(at, heat)
+    figure = figure_of(snapshot, heat, order, value, now, marked)
+    shown = pooled(heat, CELLS, now.window)
+    text = cell_text(heat, shown, snapshot.grid, (now.row, now.column)) if marked and _inside(now, shown) else ""
+    return figure, text
 
 
 def why_not(snapshot: Snapshot) -> str:
-    """Why there is no map."""
+    """Return why no heat map is shown."""
     if snapshot.recording is None:
         return snapshot.problem or "reading the sums of all steps ..."
     return "no step in this range was recorded"
 
 
-def buttons_of(snapshot: Snapshot) -> list[Any]:
-    """Buttons, so that a keyboard finds them; who is named is said."""
-    if snapshot.told is None:
+@on("unlike.children", "version.data")
+def _buttons(snapshot: Snapshot, _: str) -> list[Any]:
+    """Return buttons for the latest ranks, reachable by keyboard; named ranks are marked."""
+    if snapshot.report is None:
         return [html.P(snapshot.problem or f"{snapshot.doing or 'reading all spans'} ...")]
     named = snapshot.named()
     return [
@@ -231,4 +247,4 @@ def buttons_of(snapshot: Snapshot) -> list[Any]:
             text, id={"kind": "unlike", "rank": rank}, n_clicks=0, className="named" if rank in named else ""
         )
         for rank, text in snapshot.latest()
-    ] or [html.P("Nobody: no rank has equals to be compared with.")]  # fmt: skip
+    ] or [html.P("None: no rank has peers to compare with.")]  # fmt: skip

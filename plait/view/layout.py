@@ -1,17 +1,18 @@
-"""What stands on the page, without any of a run's content: headings, controls, places for figures."""
+"""The page's structure without any content of a run: headings, controls, places for figures; and
+the validation of values from a browser, which may be arbitrary."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
 
-from dash import dcc, html
+from dash import Dash, Input, Output, State, dcc, html
 
-from plait.diagnose.heat import STATISTICS
+from plait.diagnose.rank_map import STATISTICS
 from plait.view.words import nothing
 
 SECONDS = 1
-"""Between two looks at the folders."""
+"""Seconds between two checks of the folders."""
 SECTIONS = (
     ("verdict", "What is wrong"), ("heat", "Heat map"), ("timeline", "Timeline"), ("grid", "The ranks' grid"),
     ("progress", "Step time and loss"), ("memory", "Memory"), ("predicted", "Predicted and measured"),
@@ -25,23 +26,104 @@ TIME_KEYS = (
     "whole step, n goes to what the span needed last, b to what needed it."
 )
 POLITE: dict[str, Any] = {"aria-live": "polite"}
-"""What changes there is read out when there is time."""
+"""Attributes for text whose changes a screen reader announces when it is idle."""
 WITH = {
     "pp": "its pipeline", "dp": "its dp group", "tp": "its tp group", "cp": "its cp group", "host": "its host",
-    "rank": "nobody else",
+    "rank": "no other rank",
 }  # fmt: skip
 WORDS_OF = {
     "grid-figure": "grid-table", "series-figure": "series-words", "memory-figure": "memory-words",
     "prediction-figure": "prediction-text", "both-figure": "both-words",
 }  # fmt: skip
-"""Figures that are pictures for who does not see them, and where their words stand."""
+"""Figures that screen readers treat as images, with the components that hold their words."""
 LATER = ("timeline-figure", "grid-figure", "series-figure", "memory-figure", "prediction-figure", "both-figure")
-"""Figures that come to their places once the heat map is painted: plotly takes long even for empty ones."""
+"""Figures that are added after the heat map is painted, since plotly is slow even for empty
+ones."""
+
+
+SHARED = ("heat-at.data", "chosen.data", "zoom.data")
+"""Properties that several callbacks write."""
+Callback = tuple[str, str | Input, str, Callable[..., Any]]
+CALLBACKS: list[Callback] = []
+"""Registered callbacks: outputs, inputs, states, and the function."""
+
+
+def on(outputs: str, inputs: str | Input, states: str = "") -> Callable[..., Any]:
+    """Return a decorator that makes a function a callback. The function receives the chosen run's
+    snapshot and the values of inputs and states. outputs, inputs, states: ``COMPONENT.PROPERTY``,
+    separated by spaces."""
+
+    def asked(answer: Callable[..., Any]) -> Callable[..., Any]:
+        CALLBACKS.append((outputs, inputs, states, answer))
+        return answer
+
+    return asked
+
+
+def connect(app: Dash, snapshot: Callable[[object], Any], *more: Callback) -> None:
+    """Register all callbacks with Dash, and ``more``. snapshot: returns the snapshot of a run's
+    index.
+
+    Each cause has its own callback. Dash drops the result of a callback that is triggered again
+    meanwhile. A user's action would be lost if redrawing a figure triggered the same callback.
+    """
+    for outputs, inputs, states, answer in (*CALLBACKS, *more):
+
+        def said(*values: Any, answer: Callable[..., Any] = answer) -> Any:
+            *rest, number = values
+            return answer(snapshot(number), *rest)
+
+        answers = [Output(*_place(name), allow_duplicate=name in SHARED) for name in outputs.split()]
+        causes = [Input(*_place(name)) for name in inputs.split()] if isinstance(inputs, str) else [inputs]
+        beside = [State(*_place(name)) for name in f"{states} run.value".split()]
+        app.callback(*answers, *causes, *beside, prevent_initial_call=True)(said)
+
+
+def _place(name: str) -> tuple[str, str]:
+    component, _, value = name.rpartition(".")
+    return component, value
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """True if a value from a request is a usable number: finite, and no larger than a browser's
+    exact integers.
+
+    >>> [is_number(value) for value in (3, -0.5, True, "3", float("inf"), 10**30)]
+    [True, True, False, False, False, False]
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
+
+
+def point_of(click: object) -> Mapping[str, Any]:
+    """Return the clicked point in a figure's ``clickData``; empty for any other value of a request.
+
+    >>> point_of({"points": [{"customdata": 3}]}), point_of({"points": "x"}), point_of([1])
+    ({'customdata': 3}, {}, {})
+    """
+    points = click.get("points") if isinstance(click, dict) else None
+    first = points[0] if isinstance(points, list) and points else None
+    return first if isinstance(first, dict) else {}
+
+
+def unanswered(keys: object, answered: object) -> tuple[list[tuple[str, str]], int]:
+    """Return the keys pressed after the first ``answered`` ones, with the figure of each, and the
+    number of all keys. keys: the ``count`` and the ``latest`` keys, as the page sends them.
+
+    >>> unanswered({"count": 5, "latest": [["heat-box", "+"], ["heat-box", "Enter"], ["time-box", "n"]]}, 3)
+    ([('heat-box', 'Enter'), ('time-box', 'n')], 5)
+    """
+    values = keys if isinstance(keys, dict) else {}
+    count, latest = values.get("count"), values.get("latest")
+    if not isinstance(count, int) or not isinstance(latest, list):
+        return [], 0
+    new = count - answered if isinstance(answered, int) and 0 <= answered <= count else count
+    pressed = latest[max(0, len(latest) - new) :] if new > 0 else []
+    return [(str(one[0]), str(one[1])) for one in pressed if isinstance(one, list) and len(one) == 2], count
 
 
 def page(runs: Sequence[str], **first: Any) -> html.Div:
-    """runs: names, to choose from. first: what is known already: ``figure`` and ``orders`` of the heat map,
-    ``besides`` of the timeline, ``version``."""
+    """Return the page. runs: names to choose from. first: content that is known already: ``figure``
+    and ``orders`` of the heat map, ``besides`` of the timeline, ``version``."""
     return html.Div([
         html.A("To the heat map", href="#heat", className="skip"),
         html.Header([
@@ -50,7 +132,7 @@ def page(runs: Sequence[str], **first: Any) -> html.Div:
                 [{"label": name, "value": n} for n, name in enumerate(runs)], 0, id="run", clearable=False,
             ), hidden=len(runs) < 2),
             html.P(id="status", role="status", **POLITE),
-            html.Nav([html.A(title, href=f"#{name}") for name, title in SECTIONS], **_said("label", "Sections")),
+            html.Nav([html.A(title, href=f"#{name}") for name, title in SECTIONS], **_aria("label", "Sections")),
         ]),
         html.Main([
             _section("verdict", [
@@ -77,20 +159,20 @@ def page(runs: Sequence[str], **first: Any) -> html.Div:
     ], id="page")  # fmt: skip
 
 
-def _said(what: str, words: str) -> dict[str, Any]:
-    """For those who do not see the page."""
+def _aria(what: str, words: str) -> dict[str, Any]:
+    """Return an ARIA attribute, for screen readers."""
     return {f"aria-{what}": words}
 
 
 def _section(name: str, children: list[Any]) -> html.Section:
     title = dict(SECTIONS)[name]
     return html.Section(
-        [html.H2(title, id=f"{name}-title"), *children], id=name, **_said("labelledby", f"{name}-title")
+        [html.H2(title, id=f"{name}-title"), *children], id=name, **_aria("labelledby", f"{name}-title")
     )
 
 
 def _later(name: str) -> html.Div:
-    words: dict[str, Any] = {"role": "img", **_said("labelledby", WORDS_OF[name])} if name in WORDS_OF else {}
+    words: dict[str, Any] = {"role": "img", **_aria("labelledby", WORDS_OF[name])} if name in WORDS_OF else {}
     return html.Div(id=place_of_figure(name), className="figure", **words)
 
 
@@ -99,12 +181,12 @@ def _words(name: str) -> html.P:
 
 
 def place_of_figure(name: str) -> str:
-    """Where on the page a figure comes to stand."""
+    """Return the id of a figure's place on the page."""
     return f"{name}-place"
 
 
 def graph(name: str, figure: dict[str, Any] | None = None) -> dcc.Graph:
-    """A figure; as long as there is none, the words that say so."""
+    """Return a figure; without one, a text that it is being read."""
     return dcc.Graph(id=name, figure=figure or nothing("reading ..."), config={"displaylogo": False})
 
 
@@ -119,8 +201,8 @@ def _number(name: str, label: str) -> html.Div:
 
 
 def _keyed(name: str, label: str, child: Any) -> html.Div:
-    """A figure that takes keys when it has the focus."""
-    more: dict[str, Any] = _said("label", label) | {"data-keys": name}
+    """Return a figure that receives keys while it has the focus."""
+    more: dict[str, Any] = _aria("label", label) | {"data-keys": name}
     return html.Div(child, id=name, tabIndex=0, role="application", className="keyed", **more)
 
 
@@ -128,12 +210,12 @@ def _heat(first: dict[str, Any]) -> list[Any]:
     orders = first.get("orders", [])
     return [
         html.P(
-            "Red in own work: the rank takes longer for it than its equals. Waiting has colours of its own, "
+            "Red in own work: the rank takes longer for it than its peers. Waiting has colours of its own, "
             "because a rank that waits long is not the one that others wait for."
         ),
         html.Div([
             _field("Show", dcc.Dropdown(
-                [{"label": "beyond its equals", "value": "excess"}, {"label": "seconds", "value": "seconds"}], "excess",
+                [{"label": "beyond its peers", "value": "excess"}, {"label": "seconds", "value": "seconds"}], "excess",
                 id="value", clearable=False,
             )),
             _field("Statistic over steps", dcc.Dropdown(list(STATISTICS), "mean", id="statistic", clearable=False)),
@@ -149,8 +231,8 @@ def _heat(first: dict[str, Any]) -> list[Any]:
         _keyed("heat-box", f"Heat map. {HEAT_KEYS}", graph("heat-figure", first.get("figure"))),
         html.P(id="cell", role="status", **POLITE),
         html.P(HEAT_KEYS, className="hint"),
-        html.H3("Furthest above their equals"),
-        html.P("Own work beyond their equals' in a step: the median step, or since they are named.", className="hint"),
+        html.H3("Furthest above their peers"),
+        html.P("Own work beyond their peers' in a step: the median step, or since they are named.", className="hint"),
         html.Div(id="unlike"),
     ]  # fmt: skip
 
@@ -161,7 +243,7 @@ def _timeline(first: dict[str, Any]) -> list[Any]:
         html.Div([
             _field("Rank", dcc.Input(id="rank", type="number", min=0, step=1, debounce=True)),
             _number("step", "Step"),
-            _field("Beside", dcc.Dropdown(
+            _field("Show with", dcc.Dropdown(
                 besides, besides[0]["value"] if besides else None, id="beside", clearable=False,
             )),
         ], className="controls"),

@@ -1,35 +1,43 @@
-"""The page as one file that needs no server and no network: the same figures, as they are now."""
+"""The page as one file that needs no server and no network, with the current figures."""
 
 from __future__ import annotations
 
-import html
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+from dash import dcc, html
+from dash.development.base_component import Component
 
 from plait.core.base.errors import DataError
 from plait.core.base.files import replacing
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.record.timeline import SpanKey
-from plait.diagnose.heat import orders, pooled
-from plait.diagnose.series import attempts_of, series_of
-from plait.diagnose.states import STATES
-from plait.view.callbacks import memory_of_run, prediction_text, status_of
-from plait.view.figure_words import series_words
-from plait.view.grid_figure import STANDS_OUT, grid_figure
-from plait.view.heat_figure import HeatMarks, heat_figure
-from plait.view.series_figure import prediction_figure, series_figure
+from plait.core.runs.folder import check_run_folder
+from plait.diagnose.rank_map import orders, pooled
+from plait.diagnose.series import series_of
+from plait.view.callbacks import (
+    attempts_table,
+    hang_of,
+    memory_of_run,
+    notes_of,
+    prediction_text,
+    standing_table,
+    status_of,
+    text_of,
+)
+from plait.view.layout import SECTIONS
+from plait.view.rank_figures import HeatMarks, grid_figure, heat_figure
 from plait.view.store import Snapshot, Watched, heat_of
-from plait.view.timeline_callbacks import ShownStep, clock_text, link_text, shown_of, side_by_side, span_text
-from plait.view.timeline_figure import timeline_figure
+from plait.view.time_figures import prediction_figure, series_figure
+from plait.view.timeline_callbacks import clock_text, figure_of, links_of, shown_of, side_by_side, span_text
+from plait.view.words import series_words
 
-ROWS = 200
-"""Of a table, at most."""
 CELLS = 1024
-"""Rows of the heat map: there is nobody to ask for more when somebody zooms."""
+"""Most rows of the heat map: more than on the page, since zooming cannot load finer rows."""
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
 DRAW = """
 document.querySelectorAll("script[data-figure]").forEach(function (one) {
@@ -37,46 +45,44 @@ document.querySelectorAll("script[data-figure]").forEach(function (one) {
   Plotly.newPlot(one.dataset.figure, figure.data, figure.layout, {displaylogo: false, responsive: true});
 });
 """
+ATTRIBUTES = {"id": "id", "className": "class", "scope": "scope", "tabIndex": "tabindex"}
 
 
-def report_run(run: Path, path: Path) -> tuple[int, PassedOver]:
-    """Write a run's page into a file; its bytes, and what of the run's files was passed over. Raises
-    DataError for a run of which nothing can be shown, and for a file that cannot be written."""
-    if not run.is_dir():
-        raise DataError(f"{run}: no such run folder")
+def report_run(run: Path, path: Path) -> tuple[int, IgnoredInput]:
+    """Write a run's page into a file, and return its bytes and the counts of skipped content.
+    Raises DataError if no part of the run can be shown, or if the file cannot be written."""
+    check_run_folder(run)
     watched = Watched(run, run.absolute().name)
     found = watched.read()
     if found.recording is None and not found.hang:
         raise DataError(found.problem or f"{run} holds nothing that can be shown")
+    text = report_of(found)
     try:
-        size = write_report(watched, path)
+        with replacing(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
-    return size, found.run.passed_over if found.run else PassedOver()
+    return len(text.encode()), found.run.passed_over if found.run else IgnoredInput()
 
 
-def write_report(watched: Watched, path: Path) -> int:
-    """Write the page of a run that was read; its bytes. The file appears whole or not at all. Raises
-    OSError."""
-    text = report_of(watched, watched.snapshot)
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-    return len(text.encode())
-
-
-def report_of(watched: Watched, snapshot: Snapshot) -> str:
-    """The whole file."""
+def report_of(snapshot: Snapshot) -> str:
+    """Return the whole file as text."""
     from plotly.offline import get_plotlyjs
 
     style = (Path(__file__).parent / "assets" / "style.css").read_text()
-    title = html.escape(f"plait view: {snapshot.name}")
-    body = "\n".join(_sections(watched, snapshot))
+    title = escape(f"plait view: {snapshot.name}")
+    titles = dict(SECTIONS)
+    body = "\n".join(
+        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{titles[name]}</h2>{as_html(parts)}'
+        "</section>"
+        for name, parts in _sections(snapshot)
+    )
     return f"""<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <title>{title}</title><style>{style}</style></head>
-<body><header><h1>{title}</h1><p id="status">{html.escape(status_of(snapshot))}</p></header>
+<body><header><h1>{title}</h1><p id="status">{escape(status_of(snapshot))}</p></header>
 <main>
 {body}
 </main>
@@ -87,86 +93,51 @@ def report_of(watched: Watched, snapshot: Snapshot) -> str:
 """
 
 
-def _sections(watched: Watched, snapshot: Snapshot) -> Iterator[str]:
-    yield _section("verdict", "What is wrong", _verdict(snapshot))
+def _sections(snapshot: Snapshot) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the name and the parts of each section, as on the page."""
+    yield (
+        "verdict",
+        [*hang_of(snapshot), html.Pre(text_of(snapshot), id="text", tabIndex=0), html.Ul(notes_of(snapshot))],
+    )
     recording = snapshot.recording
     if recording is not None:
-        yield _section("heat", "Heat map", _heat(snapshot))
+        yield "heat", _heat(snapshot)
         shown = shown_of(snapshot, _worth_showing(snapshot), None, None)
         if shown and shown.window:
-            yield _section("timeline", "Timeline", _timeline(snapshot, shown))
+            figure = _figure("timeline-figure", figure_of(shown, recording), span_text(shown, recording))
+            yield "timeline", [html.P(clock_text(snapshot)), *figure, *links_of(shown, recording)]
     if snapshot.grid is not None:
-        yield _section("grid", "The ranks' grid", _grid(snapshot))
+        found = snapshot.standings()
+        yield "grid", [*_figure("grid-figure", grid_figure(found, snapshot.grid)), *standing_table(found)]
     if snapshot.run is not None:
         series = {snapshot.name: series_of(snapshot.run.metrics)}
-        yield _section(
-            "progress", "Step time and loss", _told("series-figure", series_figure(series), series_words(series))
-        )
-        memory = memory_of_run(snapshot)
-        yield _section("memory", "Memory", _told("memory-figure", *memory))
-        prediction = snapshot.told.prediction if snapshot.told else None
-        shown = shown_of(snapshot, {}, "rank", None)
-        both = _told("both-figure", *side_by_side(watched, snapshot, shown)) if shown else ""
-        figure = _told("prediction-figure", prediction_figure(prediction), prediction_text(snapshot))
-        yield _section("predicted", "Predicted and measured", figure + both)
-        tries = attempts_of(snapshot.run.attempts, live=snapshot.live)
-        heads = ("attempt", "started (UTC)", "ended (UTC)", "outcome", "cause", "hosts", "step reached")
-        table = _table(heads, tries[-ROWS:]) if tries else _words("One start, as far as the run's folder tells.")
-        yield _section("attempts", "Attempts", table)
+        yield "progress", _figure("series-figure", series_figure(series), series_words(series))
+        yield "memory", _figure("memory-figure", *memory_of_run(snapshot))
+        prediction = snapshot.report.prediction if snapshot.report else None
+        shown = shown_of(snapshot, {}, None, "rank")
+        both = _figure("both-figure", *side_by_side(snapshot, shown)) if shown else []
+        first = _figure("prediction-figure", prediction_figure(prediction), prediction_text(snapshot))
+        yield "predicted", [*first, *both]
+        yield "attempts", [attempts_table(snapshot)]
 
 
-def _verdict(snapshot: Snapshot) -> str:
-    parts: list[str] = []
-    if snapshot.hang and snapshot.hang[0].cause != "none":
-        verdict = snapshot.hang[0]
-        parts.append(
-            f'<p class="alarm"><strong>{html.escape(verdict.heading)}.</strong> {html.escape(verdict.why)}</p>'
-        )
-    text = snapshot.told.text() if snapshot.told else snapshot.problem
-    notes = "".join(f"<li>note: {html.escape(note)}</li>" for note in snapshot.notes)
-    return (
-        "".join(parts)
-        + f'<pre id="text" tabindex="0">{html.escape(text)}</pre>'
-        + (f"<ul>{notes}</ul>" if notes else "")
-    )
-
-
-def _heat(snapshot: Snapshot) -> str:
+def _heat(snapshot: Snapshot) -> list[Any]:
     assert snapshot.recording is not None
     grid = snapshot.recording.grid
     order = orders(grid)[0]
-    parts: list[str] = []
+    figures: list[Any] = []
     for name, columns in (("heat-figure", "segments"), ("steps-figure", "steps")):
         heat = heat_of(snapshot, "mean", None, order, columns)
-        if heat is None or not heat.columns:
-            continue
-        figure = heat_figure(heat, pooled(heat, CELLS), grid, marks=HeatMarks(named=snapshot.named()), order=order)
-        parts.append(_figure(name, figure, f"Heat map of {heat.ranks.size} ranks by {columns}."))
-        if columns == "segments":
-            words = [text for _, text in snapshot.latest()]
-            parts.insert(0, _words("Red in own work: the rank takes longer for it than its equals."))
-            parts.append("<h3>Furthest above their equals</h3>" + _list(words))
-            parts.append(_words("Below, all own work of every rank, step by step."))
-    return "".join(parts) or _words("There are no sums of steps.")
-
-
-def _grid(snapshot: Snapshot) -> str:
-    assert snapshot.grid is not None
-    found = snapshot.standings()
-    rows = [
-        (one.rank, one.host, one.state, one.doing, one.where, one.error, ", ".join(map(str, one.waits_for[:8])))
-        for one in found
-        if one.state in STANDS_OUT or one.waits_for or one.error
-    ]
-    there = {one.state for one in found}
-    words = "; ".join(f"{state}: {means}" for state, means in STATES.items() if state in there)
-    heads = ("rank", "host", "state", "doing", "where", "error", "waits for")
-    table = _table(heads, rows[:ROWS]) if rows else ""
-    return _told("grid-figure", grid_figure(found, snapshot.grid), words) + table
+        if heat is not None and heat.columns:
+            figure = heat_figure(heat, pooled(heat, CELLS), grid, marks=HeatMarks(named=snapshot.named()), order=order)
+            figures += _figure(name, figure, f"Ranks by {columns}; red: longer than their peers.")
+    latest = html.Ul([html.Li(text) for _, text in snapshot.latest()])
+    return [*figures, html.H3("Furthest above their peers"), latest]
 
 
 def _worth_showing(snapshot: Snapshot) -> dict[str, Any]:
-    """The longest wait of all for the rank that is named, or of all: whose dependencies tell the most."""
+    """Return the selection of the span with the longest wait for the named rank, or of any rank:
+    its dependencies are the most informative."""
     recording = snapshot.recording
     assert recording is not None
     waits = recording.spans.filter(pl.col("kind").is_in(["wait", "idle"]))
@@ -181,53 +152,32 @@ def _worth_showing(snapshot: Snapshot) -> dict[str, Any]:
     return {"rank": one["rank"], "step": one["step"], "span": [one[name] for name in SpanKey._fields]}
 
 
-def _timeline(snapshot: Snapshot, shown: ShownStep) -> str:
-    recording = snapshot.recording
-    assert recording is not None and shown.window is not None
-    hosts = dict(recording.grid.select("rank", "host").iter_rows())
-    figure = timeline_figure(shown.window, origin=shown.origin, chosen=shown.around, hosts=hosts)
-    parts = [_words(clock_text(snapshot)), _told("timeline-figure", figure, span_text(shown, recording))]
-    if shown.around:
-        for title, links in (("What it needed", shown.around.needs), ("What needed it", shown.around.needed_by)):
-            parts.append(f"<h3>{title}</h3>" + _list([link_text(link, shown, recording) for link in links[:24]]))
-    return "".join(parts)
-
-
 # ---- HTML, every text escaped ----
 
 
-def _section(name: str, title: str, inner: str) -> str:
-    return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{inner}</section>'
+def _figure(name: str, figure: dict[str, Any], words: str = "") -> list[Any]:
+    """Return a figure and its words."""
+    return [dcc.Graph(id=name, figure=figure), *([html.P(words)] if words else [])]
 
 
-def _words(text: str) -> str:
-    return f"<p>{html.escape(text)}</p>" if text else ""
+def as_html(part: Any) -> str:
+    """Return a component of the page, or several, as HTML without interactive parts."""
+    if isinstance(part, list | tuple):
+        return "".join(map(as_html, part))
+    if not isinstance(part, Component):
+        return escape("" if part is None else str(part))
+    values = vars(part)
+    if isinstance(part, dcc.Graph):
+        return _drawn(values["id"], values["figure"])
+    tag = "li" if isinstance(part, html.Button) else type(part).__name__.lower()
+    named = {ATTRIBUTES[name]: values[name] for name in ATTRIBUTES if isinstance(values.get(name), str | int)}
+    words = "".join(f' {name}="{escape(str(value))}"' for name, value in named.items())
+    return f"<{tag}{words}>{as_html(values.get('children'))}</{tag}>"
 
 
-def _list(lines: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>" if lines else _words("nothing")
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    head = "".join(f'<th scope="col">{html.escape(one)}</th>' for one in heads)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _told(name: str, figure: dict[str, Any], words: str) -> str:
-    """A figure, and what it shows in words."""
-    return _figure(name, figure, words) + _words(words)
-
-
-def _figure(name: str, figure: dict[str, Any], words: str = "") -> str:
-    """A place for a figure, and what is drawn there, in a form in which no text ends the script. words: for
-    who does not see it."""
-    text = json.dumps(figure, allow_nan=False, default=_plain)
+def _drawn(name: str, figure: dict[str, Any]) -> str:
+    """Return a figure's place and its JSON, escaped so that no text ends the script."""
+    text = json.dumps(figure, allow_nan=False, default=lambda value: value.item())
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
-    said = f' role="img" aria-label="{html.escape(words)}"' if words else ""
-    return f'<div id="{name}"{said}></div><script type="application/json" data-figure="{name}">{text}</script>'
-
-
-def _plain(value: Any) -> Any:
-    return value.item()
+    return f'<div id="{name}"></div><script type="application/json" data-figure="{name}">{text}</script>'

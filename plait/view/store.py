@@ -1,10 +1,10 @@
-"""Runs that are watched: what their folders hold, read in the background, again when it has changed.
+"""Watch runs: read their folders in the background, and again after changes.
 
-Three readings. The first is a glance at totals, from which the heat map is drawn at once, however many ranks
-and steps there are. The second is small: the sums of every step, metrics, attempts, why the run hangs. The
-third has every span that was kept, and what the diagnosis says of it. What comes after a first picture begins
-when that has been drawn; a page never waits for it. Which folders there are is said when the server
-starts: requests name a run by its number.
+There are three readings. The first reads totals, from which the heat map is drawn at once for any
+number of ranks and steps. The second reads the sums of every step, metrics, attempts, and the
+verdict on a hang. The third reads every span and runs the diagnosis. The second and third begin
+after the first picture is drawn, and a page never waits for them. The folders are fixed when the
+server starts; requests identify a run by its index.
 """
 
 from __future__ import annotations
@@ -21,46 +21,45 @@ from weakref import WeakKeyDictionary
 
 import polars as pl
 
-from plait.api.diagnosing import live_hang, page_predictions, report_of
+from plait.api.diagnosing import live_hang, report_of
 from plait.core.base.errors import PlaitError
 from plait.core.base.files import walk
+from plait.core.base.text import seconds_text
 from plait.core.job.plan import Plan
 from plait.core.runs.evidence import Evidence, Verdict
-from plait.diagnose.alignment import Alignment, aligned
-from plait.diagnose.heat import Heat, HeatColumn, Statistic, by_segment, heat_of_segments, heat_of_steps
-from plait.diagnose.places import place_of
-from plait.diagnose.reading import RecordedRun, glance, read_run
-from plait.diagnose.recording import Recording, grid_of
+from plait.diagnose.measured.dependencies import Alignment, aligned
+from plait.diagnose.measured.reading import RecordedRun, glance, read_run
+from plait.diagnose.measured.recording import Recording, grid_of, place_of
+from plait.diagnose.measured.tables import Glance
+from plait.diagnose.rank_map import Heat, RankState, Statistic, by_segment, heat_of_segments, heat_of_steps, rank_states
 from plait.diagnose.report import Report
-from plait.diagnose.states import Standing, standings
-from plait.diagnose.tables import Glance
-from plait.view.words import seconds_text
 
 Hang = tuple[Verdict, Sequence[Evidence]]
 SMALL = ("plan.json", "metrics.jsonl", "attempts.jsonl", "hang.json", "rank_table.json", "summary.json")
-"""Files of a run's folder that are looked at for changes, beside the timeline's folders."""
+"""Files of a run's folder that are checked for changes, besides the timeline's folders."""
 MOMENT = 1.0
-"""Seconds for which a page waits for its first picture; without, it gets one at its first question."""
+"""Seconds that a page waits for its first figure. Without one in time, the page gets it at its
+first update."""
 PATIENCE = 10
-"""A folder that changes all the time is read again after so many times what reading took."""
+"""Least time between two readings of a changing folder, as a multiple of the reading time."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
-    """What is known of a run at a moment. generation: grows with every change. glance: its totals, if it has
-    any. run: None until it is read; whole: whether with all spans. grid: where ranks stand. problem: why
-    there is nothing, for people."""
+    """The state of a run at a moment. generation: grows with every change. glance: the run's
+    totals; None without any. run: None until read. has_spans: True if all spans are read. grid:
+    coordinates of ranks. problem: for people, why there is no content."""
 
     name: str
     folder: Path
     generation: int = 0
     glance: Glance | None = None
     run: RecordedRun | None = None
-    whole: bool = False
-    told: Report | None = None
+    has_spans: bool = False
+    report: Report | None = None
     hang: Hang | None = None
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
-    said: tuple[str, ...] = ()
+    hang_notes: tuple[str, ...] = ()
     clocks: Alignment | None = None
     grid: pl.DataFrame | None = None
     problem: str = ""
@@ -69,32 +68,33 @@ class Snapshot:
 
     @property
     def recording(self) -> Recording | None:
-        """Of the run, if anything of it could be read."""
+        """The run's recording; None until it is read."""
         return self.run.recording if self.run else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out."""
+        """Notes on skipped content."""
         if self.run:
-            return (*self.said, *self.run.notes, *self.run.recording.notes)
-        return (*self.said, *self.glance.notes) if self.glance else self.said
+            return (*self.hang_notes, *self.run.notes)
+        return (*self.hang_notes, *self.glance.notes) if self.glance else self.hang_notes
 
-    def standings(self) -> list[Standing]:
-        """Of every rank."""
+    def standings(self) -> list[RankState]:
+        """Return the state of every rank."""
         if self.grid is None:
             return []
-        slow = self.told.stragglers if self.told else ()
-        return standings(self.grid, hang=self.hang, stragglers=slow, errors=self.errors, live=self.live)
+        slow = self.report.stragglers if self.report else ()
+        return rank_states(self.grid, hang=self.hang, stragglers=slow, errors=self.errors, live=self.live)
 
     def named(self) -> dict[int, str]:
-        """Ranks that the diagnosis or the verdict on a hang names, and as what."""
-        found = {rank: one.what for one in (self.told.stragglers if self.told else ()) for rank in one.ranks}
+        """Return the ranks that the diagnosis or the verdict on a hang names, with the finding on
+        each."""
+        found = {rank: one.what for one in (self.report.stragglers if self.report else ()) for rank in one.ranks}
         if self.hang and self.hang[0].certain:
             found |= dict.fromkeys(self.hang[0].ranks, f"hang: {self.hang[0].cause}")
         return found
 
     def latest(self) -> list[tuple[int, str]]:
-        """The latest ranks as the diagnosis has them, and how late they are, in words."""
+        """Return the latest ranks of the diagnosis, with their lateness in words."""
         named = self.named()
         return [
             (
@@ -103,20 +103,21 @@ class Snapshot:
                 + (f" since step {one.since + 1}" if one.since is not None else "")
                 + (f", {named[one.rank]}" if one.rank in named else ""),
             )
-            for one in (self.told.verdicts.lateness if self.told else ())
+            for one in (self.report.verdicts.lateness if self.report else ())
         ]
 
 
 _maps: WeakKeyDictionary[Recording | Glance, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
-"""The last few heat maps of every recording, as long as that is there."""
+"""The last few heat maps of every recording or totals still in use."""
 KEPT = 8
 
 
 def heat_of(
     snapshot: Snapshot, statistic: Statistic, steps: tuple[int, int] | None, order: tuple[str, ...],
-    columns: str, segment: HeatColumn | None = None,
+    columns: str,
 ) -> Heat | None:  # fmt: skip
-    """Of a snapshot; None where that does not tell, or not yet. columns: ``segments`` or ``steps``."""
+    """Return the heat map of a snapshot; None if it cannot be computed yet. columns: ``segments``
+    or ``steps``."""
     recording, first, grid = snapshot.recording, snapshot.glance, snapshot.grid
     if recording is None and first and grid is not None and (statistic, steps, columns) == ("mean", None, "segments"):
         return _kept(first, (order,), lambda: heat_of_segments(first.segments, grid, order))
@@ -127,11 +128,11 @@ def heat_of(
         if columns == "steps":
             rows = recording.rollup
             rows = rows if steps is None else rows.filter(pl.col("step").is_between(*steps))
-            return heat_of_steps(rows, recording.grid, order, segment)
+            return heat_of_steps(rows, recording.grid, order)
         sums = _kept(recording, (statistic, steps), lambda: by_segment(recording.rollup, statistic, steps))
         return heat_of_segments(sums, recording.grid, order)
 
-    return _kept(recording, (statistic, steps, order, columns, segment), made)
+    return _kept(recording, (statistic, steps, order, columns), made)
 
 
 def _kept(recording: Recording | Glance, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
@@ -146,25 +147,27 @@ def _kept(recording: Recording | Glance, key: tuple[Any, ...], make: Callable[[]
 
 
 class Watched:
-    """One run. Its methods return at once; reading happens in a thread."""
+    """A watched run. Methods return at once, except ``first`` and ``read``; a thread reads the
+    folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.predicted = folder, page_predictions()
+        self.folder = folder
         self._lock = threading.Lock()
         self._snapshot = Snapshot(name=name, folder=folder)
         self._seen: tuple[object, ...] = ()
         self._explained: RecordedRun | None = None
         self._wanted = self._reading = False
         self._not_before = 0.0
-        self._looked = threading.Event()  # there is a first picture, or none that soon
+        self._looked = threading.Event()  # set when the first figure is available, or will not be soon
 
     @property
     def snapshot(self) -> Snapshot:
-        """The newest."""
+        """The newest snapshot."""
         return self._snapshot
 
     def look(self, *, all_of_it: bool = False) -> Snapshot:
-        """Begin to read if there is something new, or if all of it is wanted for the first time."""
+        """Start a reading if the folder has changed, or at the first request for all of it; return
+        the current snapshot. all_of_it: True to request the spans and the diagnosis."""
         with self._lock:
             self._wanted |= all_of_it
             if not self._reading:
@@ -176,19 +179,19 @@ class Watched:
             return self._snapshot
 
     def first(self) -> Snapshot:
-        """Look, and wait a moment for what can be drawn at once."""
+        """Start a reading, and wait up to ``MOMENT`` for the content that can be drawn at once."""
         self.look()
         self._looked.wait(MOMENT)
         return self._snapshot
 
-    def read(self, *, all_of_it: bool = True) -> Snapshot:
-        """Read here and now."""
-        self._wanted, self._seen, self._reading = all_of_it, signature(self.folder), True
+    def read(self) -> Snapshot:
+        """Read the whole folder in this thread."""
+        self._wanted, self._seen, self._reading = True, signature(self.folder), True
         self._read(True)
         return self._snapshot
 
     def _lacks(self) -> bool:
-        """Whether the second reading is wanted and was not done."""
+        """True if the diagnosis is requested and not done."""
         now = self._snapshot
         return self._wanted and now.run is not None and now.run is not self._explained and not now.problem
 
@@ -212,19 +215,19 @@ class Watched:
                 self._reading = False
 
     def _only_glanced(self) -> bool:
-        """Whether more is wanted than was seen at a glance."""
+        """True if more is requested and only totals were read."""
         now = self._snapshot
         return self._wanted and now.run is None and now.glance is not None and not now.problem
 
     def _glance(self) -> bool:
-        """What can be drawn at once; whether there is anything."""
+        """Read the totals; True if there are any."""
         found = glance(self.folder)
         if found:
             self._change(glance=found[0], grid=found[1], doing="", live=is_live(self.folder))
         return found is not None
 
     def _first(self) -> None:
-        """What was found before stays until the new is there."""
+        """Read the sums or all spans; previous results stay until the new ones are complete."""
         said: list[str] = []
         try:
             found = live_hang(self.folder, live=is_live(self.folder))
@@ -233,41 +236,41 @@ class Watched:
             hang = None
             said.append(str(error))
         now = self._snapshot
-        # A run that hung in its first step has no timeline, and yet there is much to see.
+        # A run that hung in its first step has no timeline, but its states can be shown.
         self._change(
-            hang=hang, errors=last_errors(self.folder), said=tuple(said), live=is_live(self.folder),
+            hang=hang, errors=last_errors(self.folder), hang_notes=tuple(said), live=is_live(self.folder),
             grid=planned_grid(self.folder) if now.grid is None else now.grid,
         )  # fmt: skip
         whole = self._wanted and (now.glance is None or now.run is not None)
         self._change(doing="reading all spans" if whole else "reading the sums of all steps")
         run = read_run(self.folder, spans=whole)
         self._change(
-            run=run, problem="", whole=whole or not run.recording.spans.is_empty(), doing="",
+            run=run, problem="", has_spans=whole or not run.recording.spans.is_empty(), doing="",
             clocks=aligned(run.recording), grid=run.recording.grid,
         )  # fmt: skip
 
     def _second(self) -> None:
         run = self._snapshot.run
-        if run is None or not self._snapshot.whole:
+        if run is None or not self._snapshot.has_spans:
             self._change(doing="reading all spans")
             run = read_run(self.folder)
-        self._change(run=run, whole=True, doing="diagnosing", clocks=aligned(run.recording))
+        self._change(run=run, has_spans=True, doing="diagnosing", clocks=aligned(run.recording))
         self._explained = run
-        self._change(told=report_of(run), doing="")
+        self._change(report=report_of(run), doing="")
 
     def _change(self, **values: Any) -> None:
-        """A new snapshot, of a new generation if it shows something else."""
+        """Replace the snapshot; its generation grows if the shown content changes."""
         same = values.keys() <= {"doing", "live"}
         self._snapshot = replace(self._snapshot, generation=self._snapshot.generation + (not same), **values)
 
 
 def watch(folders: Sequence[Path]) -> list[Watched]:
-    """These runs, under names that tell them apart."""
+    """Return the watched runs, under distinct names."""
     return [Watched(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path; more of it where that is not enough to tell them apart."""
+    """Return the last part of each path, or as many parts as make the names distinct."""
     paths = [folder.absolute() for folder in folders]
     for parts in range(1, 4):
         names = ["/".join(path.parts[-parts:]) for path in paths]
@@ -277,17 +280,17 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def chosen_run(runs: Sequence[Watched], number: object) -> Snapshot:
-    """The run of this number; the first, whatever else a request says."""
+    """Return the snapshot of the run with this index; of the first run for any other value."""
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(runs):
         return runs[number].snapshot
     return runs[0].snapshot
 
 
-# ---- what a folder says ----
+# ---- reading folders ----
 
 
 def planned_grid(folder: Path) -> pl.DataFrame | None:
-    """Where ranks stand, by the run's plan."""
+    """Return the coordinates of ranks from the run's plan; None without a readable plan."""
     try:
         return grid_of(Plan.read(folder / "plan.json").layout)
     except PlaitError:
@@ -295,8 +298,8 @@ def planned_grid(folder: Path) -> pl.DataFrame | None:
 
 
 def signature(folder: Path) -> tuple[object, ...]:
-    """Equal as long as nothing has changed that is read: times of small files and of the timeline's
-    folders, whose files appear whole."""
+    """Return a value that is equal as long as no file has changed: times and sizes of small files
+    and of the timeline's folders, whose files appear completely or not at all."""
     found: list[object] = []
     inside = [place for place, _, _ in walk(folder / "timeline")]
     for path in (*(folder / name for name in SMALL), *inside):
@@ -309,7 +312,7 @@ def signature(folder: Path) -> tuple[object, ...]:
 
 
 def is_live(folder: Path) -> bool:
-    """Whether somebody holds the run's lock, as far as a file can tell."""
+    """True if the run's lock file was written within the last minute."""
     try:
         return time.time() - (folder / "lock.json").stat().st_mtime < 60
     except OSError:
@@ -317,14 +320,14 @@ def is_live(folder: Path) -> bool:
 
 
 TAIL = 4096
-"""Bytes of a log in which a rank's last words are looked for."""
+"""Bytes at the end of a log that are searched for an error message."""
 MOST = 2048
-"""Logs that are looked at."""
+"""Most logs that are read."""
 
 
 def last_errors(folder: Path) -> dict[int, str]:
-    """What ranks said in the end, by their logs: the last line of a traceback. Nothing of a run that came to
-    its end afterwards. Logs that are links are not followed."""
+    """Return the last line of the traceback in each rank's log. Logs older than the run's orderly
+    end are ignored. Symbolic links are not followed."""
     found: dict[int, str] = {}
     try:
         ended = (folder / "summary.json").stat().st_mtime

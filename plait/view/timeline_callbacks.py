@@ -1,34 +1,34 @@
-"""The timeline's controls, keys and clicks: which span is chosen, and what it depends on."""
+"""Callbacks for the timeline's controls, keys and clicks: the chosen span and its dependencies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import polars as pl
-from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
+from dash import ALL, Input, ctx, html, no_update
 
+from plait.api.diagnosing import page_predictions
+from plait.core.base.text import seconds_text
 from plait.core.record.timeline import SpanKey
-from plait.diagnose.compare import UNMEASURED
-from plait.diagnose.dependencies import Around, Dependency, around
-from plait.diagnose.places import place_of
-from plait.diagnose.recording import AFTER, Recording
-from plait.diagnose.window import SpanWindow, shifted, together, window
-from plait.view.figure_words import spans_words
-from plait.view.layout import WITH
-from plait.view.moves import is_number, next_span, point_of
-from plait.view.store import Snapshot, Watched, chosen_run
-from plait.view.timeline_figure import timeline_figure
-from plait.view.words import nothing, seconds_text
+from plait.diagnose.measured.compare import UNMEASURED
+from plait.diagnose.measured.dependencies import Dependency, SpanDependencies, dependencies_of, is_span
+from plait.diagnose.measured.recording import AFTER, Recording, place_of
+from plait.view.layout import WITH, is_number, on, point_of
+from plait.view.store import Snapshot
+from plait.view.time_figures import SpanWindow, shifted, timeline_figure, together, window
+from plait.view.words import nothing, spans_words
 
 LINKED = 12
-"""Ranks of dependencies that are shown beside those that were asked for."""
+"""Most ranks of dependencies that are shown besides the requested ranks."""
 WAYS = ("needs", "needed by")
-CHOSEN = (State("chosen", "data"), State("zoom", "data"), State("beside", "value"), State("run", "value"))
+CHOSEN = "chosen.data zoom.data beside.value"
+predicted_spans = page_predictions()
 
 
 class ShownStep(NamedTuple):
-    """What the timeline shows. spans: of the step, with clocks led to each other. origin: where it begins."""
+    """The content of the timeline. spans: of the step, with aligned clocks. origin: begin of the
+    step, in seconds."""
 
     rank: int
     step: int
@@ -36,39 +36,32 @@ class ShownStep(NamedTuple):
     ranks: list[int]
     window: SpanWindow | None
     origin: float
-    around: Around | None
+    around: SpanDependencies | None
 
 
-def connect(app: Dash, runs: Sequence[Watched]) -> None:
-    """The callbacks; one for each cause, as for the heat map."""
-    _click(app, runs)
-    _follow(app, runs)
-    _ask(app)
-    _draw(app, runs)
-    _compare(app, runs)
-
-    @app.callback(Output("chosen", "data"), Output("zoom", "data"), Input("run", "value"), prevent_initial_call=True)
-    def _other_run(_: Any) -> tuple[Any, Any]:
-        return {}, None
-
-    @app.callback(
-        Output("zoom", "data", allow_duplicate=True), Input("timeline-figure", "relayoutData"), State("zoom", "data"),
-        prevent_initial_call=True,
-    )  # fmt: skip
-    def _moved(moved: Any, zoom: Any) -> Any:
-        return _zoomed(moved, zoom)
-
-    @app.callback(
-        Output("chosen", "data", allow_duplicate=True), Output("zoom", "data", allow_duplicate=True),
-        Input("grid-figure", "clickData"), prevent_initial_call=True,
-    )  # fmt: skip
-    def _in_grid(click: Any) -> tuple[Any, Any]:
-        one = point_of(click).get("customdata")
-        return ({"rank": int(one)}, None) if is_number(one) else (no_update, no_update)
+@on("chosen.data zoom.data", "run.value")
+def _reset_choice(*_: Any) -> tuple[Any, Any]:
+    return {}, None
 
 
-def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> ShownStep | None:
-    """chosen: ``rank``, ``step`` and ``span`` (a key), as far as they are. None where no spans were kept."""
+@on("zoom.data", "timeline-figure.relayoutData", "zoom.data")
+def _zoomed(_: Snapshot, moved: Any, zoom: Any) -> Any:
+    moved = moved if isinstance(moved, dict) else {}
+    if moved.get("xaxis.autorange"):
+        return no_update if zoom is None else None
+    ends = [moved.get("xaxis.range[0]"), moved.get("xaxis.range[1]")]
+    return ends if all(map(is_number, ends)) and ends != zoom else no_update
+
+
+@on("chosen.data zoom.data", "grid-figure.clickData")
+def _in_grid(_: Snapshot, click: Any) -> tuple[Any, Any]:
+    one = point_of(click).get("customdata")
+    return ({"rank": int(one)}, None) if is_number(one) else (no_update, no_update)
+
+
+def shown_of(snapshot: Snapshot, chosen: Any, zoom: Any, group: object) -> ShownStep | None:
+    """Return the content of the timeline; None if no spans were kept. chosen: ``rank``, ``step``
+    and ``span`` (a key), as far as chosen."""
     chosen = chosen if isinstance(chosen, dict) else {}
     recording = snapshot.recording
     if recording is None or recording.spans.is_empty():
@@ -82,8 +75,8 @@ def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> Show
     spans = shifted(spans, snapshot.clocks.offsets if snapshot.clocks else {})
     key = key_of(chosen.get("span"))
     agree = recording.clocks_agree or bool(snapshot.clocks and not snapshot.clocks.lost)
-    found = around(spans, key, clocks_agree=agree) if key and key.step == step else None
-    company = str(beside) if str(beside) in WITH else besides(recording.grid)[0]["value"]
+    found = dependencies_of(spans, key, clocks_agree=agree) if key and key.step == step else None
+    company = str(group) if str(group) in WITH else group_options(recording.grid)[0]["value"]
     ranks = together(recording.grid, rank, company)  # type: ignore[arg-type]
     linked = [link.key.rank for link in (*found.needs, *found.needed_by)] if found else []
     ranks += [one for one in dict.fromkeys(linked) if one not in ranks][:LINKED]
@@ -95,8 +88,9 @@ def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> Show
     return ShownStep(rank, step, spans, ranks, window(own, ranks, (step, step), between=between), origin, found)
 
 
-def besides(grid: pl.DataFrame | None) -> list[dict[str, str]]:
-    """Whom a rank can be shown beside: those of an axis on which ranks differ, of its host, nobody."""
+def group_options(grid: pl.DataFrame | None) -> list[dict[str, str]]:
+    """Return the options for ranks to show together with a rank: of an axis on which ranks differ,
+    of its host, or none."""
     if grid is None:
         return []
     axes = [axis for axis in ("pp", "dp", "tp", "cp") if grid[axis].n_unique() > 1]
@@ -105,7 +99,8 @@ def besides(grid: pl.DataFrame | None) -> list[dict[str, str]]:
 
 
 def first_rank(snapshot: Snapshot) -> int:
-    """Whose timeline is shown before anybody has asked: a rank that is named, else the first with spans."""
+    """Return the rank that is shown before any is chosen: a named rank, or else the first with
+    spans."""
     recording = snapshot.recording
     assert recording is not None
     there = recording.spans["rank"].unique()
@@ -113,7 +108,8 @@ def first_rank(snapshot: Snapshot) -> int:
 
 
 def step_of(recording: Recording, rank: int, wanted: Any) -> int | None:
-    """The step that is wanted, if the rank's spans of it were kept; else the nearest; the last if none is."""
+    """Return the wanted step if the rank's spans of it were kept, or else the nearest; the last for
+    an invalid one."""
     steps = recording.spans.filter(pl.col("rank") == rank)["step"].unique().sort()
     if steps.is_empty():
         return None
@@ -123,7 +119,7 @@ def step_of(recording: Recording, rank: int, wanted: Any) -> int | None:
 
 
 def key_of(values: Any) -> SpanKey | None:
-    """A span's key, as it comes with a request; None for anything else."""
+    """Return a span's key from a request; None for an invalid value."""
     kinds = (int, int, str, str, int)
     if not isinstance(values, list) or len(values) != len(kinds):
         return None
@@ -132,66 +128,40 @@ def key_of(values: Any) -> SpanKey | None:
     return SpanKey(*values)
 
 
-def _click(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("chosen", "data", allow_duplicate=True), Output("zoom", "data", allow_duplicate=True),
-        Input("timeline-figure", "clickData"), *CHOSEN, prevent_initial_call=True,
-    )  # fmt: skip
-    def _bar(click: Any, chosen: Any, zoom: Any, beside: Any, number: Any) -> tuple[Any, Any]:
-        shown = shown_of(chosen_run(runs, number), chosen, beside, zoom)
-        return _clicked(click, shown) if shown else (no_update, no_update)
-
-
-def _follow(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("chosen", "data", allow_duplicate=True), Input({"kind": "link", "way": ALL, "n": ALL}, "n_clicks"),
-        *CHOSEN, prevent_initial_call=True,
-    )  # fmt: skip
-    def _linked(_: Any, chosen: Any, zoom: Any, beside: Any, number: Any) -> Any:
-        cause = ctx.triggered_id
-        shown = shown_of(chosen_run(runs, number), chosen, beside, zoom)
-        if shown is None or shown.around is None or not isinstance(cause, dict) or not ctx.triggered[0]["value"]:
-            return no_update
-        links = shown.around.needs if cause.get("way") == WAYS[0] else shown.around.needed_by
-        n = cause.get("n")
-        return _with(links[int(n)].key) if is_number(n) and 0 <= n < len(links) else no_update
-
-
-def _ask(app: Dash) -> None:
-    @app.callback(
-        Output("chosen", "data", allow_duplicate=True), Output("zoom", "data", allow_duplicate=True),
-        Input("rank", "value"), Input("step", "value"), State("shown", "data"), prevent_initial_call=True,
-    )  # fmt: skip
-    def _numbers(rank: Any, step: Any, shown: Any) -> tuple[Any, Any]:
-        now = shown if isinstance(shown, dict) else {}
-        wanted = {"rank": rank if isinstance(rank, int) else now.get("rank")}
-        wanted["step"] = step - 1 if isinstance(step, int) else now.get("step")
-        # A figure writes into these fields, too, and says so in the same answer.
-        return (no_update, no_update) if wanted == now else (wanted, None)
-
-
-def _with(key: SpanKey) -> dict[str, Any]:
-    return {"rank": key.rank, "step": key.step, "span": list(key)}
-
-
-def _zoomed(moved: Any, zoom: Any) -> Any:
-    moved = moved if isinstance(moved, dict) else {}
-    if moved.get("xaxis.autorange"):
-        return no_update if zoom is None else None
-    ends = [moved.get("xaxis.range[0]"), moved.get("xaxis.range[1]")]
-    return ends if all(map(is_number, ends)) and ends != zoom else no_update
-
-
-def _clicked(click: Any, shown: ShownStep) -> tuple[Any, Any]:
-    """A bar: its span; of several put together, a closer look."""
-    number = point_of(click).get("customdata")
-    bars = shown.window.bars if shown.window else pl.DataFrame()
-    if not is_number(number) or not 0 <= int(number) < bars.height:
+@on("chosen.data zoom.data", "timeline-figure.clickData", CHOSEN)
+def _clicked(snapshot: Snapshot, click: Any, *asked: Any) -> tuple[Any, Any]:
+    """Choose the span of a clicked bar; zoom in on a bar of several spans."""
+    shown, number = shown_of(snapshot, *asked), point_of(click).get("customdata")
+    bars = shown.window.bars if shown and shown.window else pl.DataFrame()
+    if not shown or not is_number(number) or not 0 <= int(number) < bars.height:
         return no_update, no_update
     one = bars.row(int(number), named=True)
     if one["count"] > 1:
         return no_update, _around(one, shown, 4 * (one["end"] - one["start"]))
     return _with(SpanKey(one["step"], one["rank"], one["kind"], one["name"], one["seq"])), no_update
+
+
+@on("chosen.data", Input({"kind": "link", "way": ALL, "n": ALL}, "n_clicks"), CHOSEN)
+def _linked(snapshot: Snapshot, _: Any, *asked: Any) -> Any:
+    cause, shown = ctx.triggered_id, shown_of(snapshot, *asked)
+    if shown is None or shown.around is None or not isinstance(cause, dict) or not ctx.triggered[0]["value"]:
+        return no_update
+    links = shown.around.needs if cause.get("way") == WAYS[0] else shown.around.needed_by
+    n = cause.get("n")
+    return _with(links[int(n)].key) if is_number(n) and 0 <= n < len(links) else no_update
+
+
+@on("chosen.data zoom.data", "rank.value step.value", "shown.data")
+def _numbers(_: Snapshot, rank: Any, step: Any, shown: Any) -> tuple[Any, Any]:
+    now = shown if isinstance(shown, dict) else {}
+    wanted = {"rank": rank if isinstance(rank, int) else now.get("rank")}
+    wanted["step"] = step - 1 if isinstance(step, int) else now.get("step")
+    # Drawing a figure also writes these fields, and stores the same values in ``shown``.
+    return (no_update, no_update) if wanted == now else (wanted, None)
+
+
+def _with(key: SpanKey) -> dict[str, Any]:
+    return {"rank": key.rank, "step": key.step, "span": list(key)}
 
 
 def _around(span: Mapping[str, Any], shown: ShownStep, length: float) -> list[float]:
@@ -200,7 +170,7 @@ def _around(span: Mapping[str, Any], shown: ShownStep, length: float) -> list[fl
 
 
 def by_key(key: str, shown: ShownStep, chosen: Any, zoom: Any) -> tuple[Any, Any]:
-    """What a key makes of what is chosen and of the zoom."""
+    """Return the chosen span and the zoom after a key."""
     view = shown.window
     if view is None:
         return chosen, zoom
@@ -221,46 +191,41 @@ def by_key(key: str, shown: ShownStep, chosen: Any, zoom: Any) -> tuple[Any, Any
     return chosen, zoom
 
 
-def _draw(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("timeline-figure", "figure"), Output("span", "children"), Output("links", "children"),
-        Output("rank", "value"), Output("step", "value"), Output("shown", "data"), Output("clocks", "children"),
-        Input("version", "data"), Input("chosen", "data"), Input("zoom", "data"), Input("beside", "value"),
-        State("run", "value"), prevent_initial_call=True,
+@on(
+    "timeline-figure.figure span.children links.children rank.value step.value shown.data clocks.children",
+    f"version.data {CHOSEN}",
+)
+def _figure(snapshot: Snapshot, _: str, *asked: Any) -> tuple[Any, ...]:
+    shown = shown_of(snapshot, *asked)
+    if shown is None or shown.window is None or snapshot.recording is None:
+        return nothing(_kept(snapshot)), "", [], no_update, no_update, no_update, ""
+    return (
+        figure_of(shown, snapshot.recording), span_text(shown, snapshot.recording),
+        links_of(shown, snapshot.recording), shown.rank, shown.step + 1, {"rank": shown.rank, "step": shown.step},
+        clock_text(snapshot),
     )  # fmt: skip
-    def _figure(_: str, chosen: Any, zoom: Any, beside: Any, number: Any) -> tuple[Any, ...]:
-        snapshot = chosen_run(runs, number)
-        shown = shown_of(snapshot, chosen, beside, zoom)
-        if shown is None or shown.window is None or snapshot.recording is None:
-            kept = _kept(snapshot)
-            return nothing(kept), "", [], no_update, no_update, no_update, ""
-        hosts = dict(snapshot.recording.grid.select("rank", "host").iter_rows())
-        figure = timeline_figure(shown.window, origin=shown.origin, chosen=shown.around, hosts=hosts)
-        return (
-            figure, span_text(shown, snapshot.recording), links_of(shown, snapshot.recording), shown.rank,
-            shown.step + 1, {"rank": shown.rank, "step": shown.step}, clock_text(snapshot),
-        )  # fmt: skip
 
 
-def _compare(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
-        Output("both-figure", "figure"), Output("both-words", "children"), Input("version", "data"),
-        Input("chosen", "data"), State("run", "value"),
-        prevent_initial_call=True,
-    )  # fmt: skip
-    def _both(_: str, chosen: Any, number: Any) -> tuple[dict[str, Any], str]:
-        snapshot = chosen_run(runs, number)
-        shown = shown_of(snapshot, chosen, "rank", None)
-        return side_by_side(runs[0], snapshot, shown) if shown else (nothing(_kept(snapshot)), "")
+def figure_of(shown: ShownStep, recording: Recording) -> dict[str, Any]:
+    """Return the timeline of a step whose window has spans."""
+    assert shown.window is not None
+    hosts = dict(recording.grid.select("rank", "host").iter_rows())
+    return timeline_figure(shown.window, origin=shown.origin, chosen=shown.around, hosts=hosts)
+
+
+@on("both-figure.figure both-words.children", "version.data chosen.data")
+def _both(snapshot: Snapshot, _: str, chosen: Any) -> tuple[dict[str, Any], str]:
+    shown = shown_of(snapshot, chosen, None, "rank")
+    return side_by_side(snapshot, shown) if shown else (nothing(_kept(snapshot)), "")
 
 
 def _kept(snapshot: Snapshot) -> str:
-    """Why no spans are shown."""
-    return "No spans of this rank were kept." if snapshot.told else snapshot.problem or "reading all spans ..."
+    """Return why no spans are shown."""
+    return "No spans of this rank were kept." if snapshot.report else snapshot.problem or "reading all spans ..."
 
 
 def clock_text(snapshot: Snapshot) -> str:
-    """How far times of different ranks can be compared."""
+    """Return a sentence on how precisely times of different ranks can be compared."""
     clocks = snapshot.clocks
     if clocks is None or (not clocks.offsets and not clocks.lost):
         return "All ranks have one clock."
@@ -271,23 +236,23 @@ def clock_text(snapshot: Snapshot) -> str:
     if clocks.error == 0:
         return lost.strip()
     return (
-        f"Clocks of hosts were led to each other by the ends of common collectives; what lies closer together than "
-        f"{seconds_text(clocks.error)} on two hosts has no order.{lost}"
+        f"Clocks of hosts were aligned by the ends of common collectives; events of two hosts that are less than "
+        f"{seconds_text(clocks.error)} apart cannot be ordered.{lost}"
     )
 
 
-def side_by_side(run: Watched, snapshot: Snapshot, shown: ShownStep) -> tuple[dict[str, Any], str]:
-    """The rank's step as the plan predicts it, above the step as it was; and both in words. What came after
-    the step is no part of either."""
+def side_by_side(snapshot: Snapshot, shown: ShownStep) -> tuple[dict[str, Any], str]:
+    """Return the rank's predicted step above the measured step, and both in words. Spans after the
+    step are left out."""
     plan = snapshot.run.plan if snapshot.run else None
     if plan is not None and not plan.costs:
         return nothing("The plan holds no measured costs to be compared with."), UNMEASURED
-    predicted = run.predicted(plan, [shown.rank]) if plan else None
+    predicted = predicted_spans(plan, [shown.rank]) if plan else None
     if predicted is None or predicted.is_empty():
         return nothing("The run has no plan that could be simulated."), ""
     measured = shown.spans.filter((pl.col("rank") == shown.rank) & ~pl.col("kind").is_in(AFTER))
     parts: list[pl.DataFrame] = []
-    for place, part in enumerate((predicted, measured)):  # told apart by a rank of their own
+    for place, part in enumerate((predicted, measured)):  # a pseudo-rank for each part
         begin = part["start"].min() or 0.0
         times = (pl.col("start") - begin, pl.col("end") - begin)
         parts.append(part.with_columns(*times, rank=pl.lit(place, pl.Int32), step=pl.lit(0, pl.Int64)))
@@ -302,7 +267,7 @@ def side_by_side(run: Watched, snapshot: Snapshot, shown: ShownStep) -> tuple[di
 
 
 def span_text(shown: ShownStep, recording: Recording) -> str:
-    """The chosen span in words."""
+    """Return the chosen span in words."""
     if shown.around is None:
         ranks = f"{len(shown.ranks)} rank{'s' if len(shown.ranks) > 1 else ''}"
         assert shown.window is not None
@@ -318,7 +283,7 @@ def span_text(shown: ShownStep, recording: Recording) -> str:
 
 
 def links_of(shown: ShownStep, recording: Recording) -> list[Any]:
-    """Buttons to what the span needed and what needed it."""
+    """Return buttons to the span's dependencies and dependents."""
     if shown.around is None:
         return []
     found: list[Any] = []
@@ -342,10 +307,42 @@ WHY = {
 
 
 def link_text(link: Dependency, shown: ShownStep, recording: Recording) -> str:
-    """A neighbour in words."""
+    """Return a dependency in words."""
     last = f", LAST to come, {seconds_text(link.late)} after the first" if link.last else ""
     axis = f"{link.axis}: " if link.axis else ""
     return (
         f"{axis}{place_of(recording.grid, link.key.rank)}: {link.key.kind} {link.key.name} ({WHY[link.why]}{last}), "
         f"{seconds_text(link.start - shown.origin)} to {seconds_text(link.end - shown.origin)}"
     )
+
+
+def next_span(bars: pl.DataFrame, key: SpanKey, press: str) -> SpanKey | None:
+    """Return the neighbour of a span; None if there is none. ArrowLeft, ArrowRight: the previous or
+    next span in the lane. ArrowUp, ArrowDown: the span at the same time in the row above or below.
+    bars: of a window, in the order of rows.
+
+    If no span has the key, return the first span of the key's rank, or else the first of all.
+    """
+    single = bars.filter(pl.col("count") == 1)
+    own = single.filter(is_span(key))
+    if own.is_empty():
+        of_rank = single.filter(pl.col("rank") == key.rank)
+        return _key(single if of_rank.is_empty() else of_rank, 0)
+    one = own.row(0, named=True)
+    if press in ("ArrowLeft", "ArrowRight"):
+        lane = single.filter(pl.col("rank") == one["rank"], pl.col("lane") == one["lane"]).sort("start", "end")
+        return _key(lane, int(lane.select(is_span(key).arg_max()).item()) + (1 if press == "ArrowRight" else -1))
+    rows = list(single.select("rank", "lane").unique(maintain_order=True).iter_rows())
+    at = rows.index((one["rank"], one["lane"])) + (1 if press == "ArrowDown" else -1)
+    if not 0 <= at < len(rows):
+        return None
+    rank, lane = rows[at]
+    other = single.filter(pl.col("rank") == rank, pl.col("lane") == lane)
+    middle = (one["start"] + one["end"]) / 2
+    away = pl.max_horizontal(pl.col("start") - middle, middle - pl.col("end"), 0.0)
+    return _key(other.sort(away, "start"), 0)
+
+
+def _key(bars: pl.DataFrame, row: int) -> SpanKey | None:
+    """Return the key of a row; None for a row out of range."""
+    return SpanKey(*bars.select(SpanKey._fields).row(row)) if 0 <= row < bars.height else None

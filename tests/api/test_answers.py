@@ -1,4 +1,5 @@
-"""Answers of ``plait.api`` show the same figures as text, as JSON and as HTML; the page on Python holds."""
+"""Answers of ``plait.api`` show the same figures as text, as JSON and as HTML; the page on Python
+holds."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from plait.api.calibrating import Calibration, KnownConstant
-from plait.api.hosts import HostCheck
+from plait.api.calibrating import Calibration, FittedConstantRow
+from plait.api.health import HostCheck
 from plait.api.planning import known_clusters
 from plait.api.resharding import explain_reshard, fabric_of
 from plait.api.schedules import Shape, show_schedule
 from plait.api.topologies import MinipodSizes, TopologyAnswer, generate_topology
 from plait.core.base.text import Shown, Table
 from plait.core.reshard.layouts import Reshard, TensorLayout
-from plait.launch.self_check_verdict import Finding, in_rate
+from plait.launch.health.links import Finding, in_rate
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python.md").read_text()
@@ -101,18 +102,19 @@ def test_hosts_that_measured_nothing_have_dashes_and_what_is_bad_stands_last() -
 def test_a_calibration_tells_how_far_off_each_prediction_was_and_is() -> None:
     run = SimpleNamespace(folder="runs/a", seconds=2.0)
     refitted = SimpleNamespace(before=np.array([3.0]), after=np.array([2.1]), moved={"nic.rate": (1e9, 2e9)})
-    told: dict[str, Any] = {"prior": 1e9, "now": 2e9, "error": 0.2, "left": 0.1}
+    told: dict[str, Any] = {"prior": 1e9, "value": 2e9, "error": 0.2, "error_after": 0.1}
     constants = [
-        KnownConstant(name="nic.rate", **told, sources=["runs/a", "b.log"], surer=True),
-        KnownConstant(name="memory", **told, sources=["runs/a"], surer=False),
-        KnownConstant(name="step", **told, sources=[], surer=False),
+        FittedConstantRow(name="nic.rate", **told, sources=["runs/a", "b.log"], improved=True),
+        FittedConstantRow(name="memory", **told, sources=["runs/a"], improved=False),
+        FittedConstantRow(name="step", **told, sources=[], improved=False),
     ]
     found = Calibration(cast("Any", [run]), cast("Any", refitted), Path("c.toml"), constants, conflicts=["a, b"])
     lines = [line.split() for line in found.text().splitlines()]
     assert ["runs/a", "2", "3", "+50.0%", "2.1", "+5.0%"] in lines
     values = ["1e+09", "2e+09", "20%", "10%"]
     assert ["nic.rate", *values, *["learnt", "from", "runs/a", "and", "1", "more"]] in lines
-    assert ["memory", *values, *["shifted", "with", "the", "rest", "by", "runs/a,", "no", "surer"]] in lines
+    shifted = ["shifted", "with", "other", "constants", "by", "runs/a,", "error", "not", "reduced"]
+    assert ["memory", *values, *shifted] in lines
     assert ["step", *values, "stays", "prior"] in lines
     assert ["CONFLICT:", "a,", "b"] in lines
     json = found.to_dict()

@@ -1,5 +1,5 @@
-"""What functions of ``plait.api`` ask of the verbs: numbers of a replay, arguments of ranks, who may use a
-reservation, states of ranks in words."""
+"""What functions of ``plait.api`` ask of the verbs: numbers of a replay, arguments of ranks, who
+may use a reservation, states of ranks in words."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from plait.api.choose import model_notes
+from plait.api.choices import model_notes
 from plait.api.diagnosing import HangReport
 from plait.api.labs import reserve_hosts
 from plait.api.profiling import ProfileRequest, profile_machine
-from plait.api.queueing import ClusterShape, Planned, Replay
+from plait.api.queueing import ClusterShape, Planned, ReplayOptions
 from plait.core.base.errors import JobError, PlacementError
 from plait.core.runs.evidence import Evidence, Verdict
 from plait.core.topology.rank_table import RankTable
@@ -28,17 +28,17 @@ WEEK = 7 * 24 * 3600.0
     ("values", "until"),
     [
         ({}, None),
-        ({"planned": PLANNED}, None),
+        ({"planned_jobs": PLANNED}, None),
         ({"copies": 2.0}, WEEK),
         ({"load": 0.9}, WEEK),
-        ({"load": 0.9, "planned": PLANNED}, 9500.0),
-        ({"load": 0.9, "planned": PLANNED, "window": 60.0}, 60.0),
+        ({"load": 0.9, "planned_jobs": PLANNED}, 9500.0),
+        ({"load": 0.9, "planned_jobs": PLANNED, "window": 60.0}, 60.0),
         ({"window": 60.0}, 60.0),
     ],
 )
 def test_jobs_arrive_until_the_last_planned_one_should_have_ended(values: dict[str, Any], until: float | None) -> None:
-    assert Replay(cluster=CLUSTER, **values).until == until
-    assert Replay(cluster=CLUSTER, **values).gpus == 40
+    assert ReplayOptions(cluster=CLUSTER, **values).arrival_window == until
+    assert ReplayOptions(cluster=CLUSTER, **values).gpus == 40
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_jobs_arrive_until_the_last_planned_one_should_have_ended(values: dict[s
         ({"copies": 1.0, "load": 0.5}, "both are given"),
         ({"replan": 59.0}, "59 s is too often"),
         ({"cluster": ClusterShape(nodes=10**9)}, "too many"),
-        ({"planned": [Planned(nodes=11, arrival=500.0, notice=0.0)]}, "the cluster has 10"),
+        ({"planned_jobs": [Planned(nodes=11, arrival=500.0, notice=0.0)]}, "the cluster has 10"),
     ],
 )
 def test_replays_that_cannot_be_are_refused(values: dict[str, Any], match: str) -> None:
     for fine in ({"copies": 1.0}, {"load": 0.5}, {"replan": 60.0}, {"replan": 0.0}):
-        Replay(**cast("Any", {"cluster": CLUSTER} | fine)).check()
+        ReplayOptions(**cast("Any", {"cluster": CLUSTER} | fine)).check()
     with pytest.raises((JobError, PlacementError), match=match):
-        Replay(**cast("Any", {"cluster": CLUSTER} | values)).check()
+        ReplayOptions(**cast("Any", {"cluster": CLUSTER} | values)).check()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,9 @@ def test_a_reservation_is_for_you_unless_others_are_named(
     users: tuple[str, ...], held: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("plait.launch.slurm.reserve", lambda table, name, **how: asked.append((table, name, how)))
+    monkeypatch.setattr(
+        "plait.launch.slurm.commands.reserve", lambda table, name, **how: asked.append((table, name, how))
+    )
     monkeypatch.setattr("getpass.getuser", lambda: "me")
     RankTable(("n1", "n2"), 2).write(tmp_path / "table.json")
     assert reserve_hosts(tmp_path / "table.json", "big", "2:00:00", users=users).hosts == ("n1", "n2")
@@ -101,7 +103,7 @@ def test_ranks_are_told_what_to_measure_and_their_failure_is_the_answer(
     asked: ProfileRequest, words: list[str], tmp_path: Path
 ) -> None:
     started: list[Any] = []
-    place = SimpleNamespace(world=None, ours=True, run=lambda ranks: started.append(ranks) or 7)
+    place = SimpleNamespace(world_size=None, is_local=True, run=lambda ranks: started.append(ranks) or 7)
     assert profile_machine(tmp_path / "p.json", cast("Any", place), asked) == 7
     assert started[0].arguments == ["--out", str(tmp_path / "p.json"), *words]
     assert started[0].world == 2

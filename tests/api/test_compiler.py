@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.api.checks import check_compiler
+from plait.api.job_check import check_compiler
 from plait.core.base.errors import JobError
 
 

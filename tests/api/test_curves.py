@@ -17,20 +17,20 @@ FIRST, SECOND = PlotCurve("first", [(0, 1), (1, 2)]), PlotCurve("second", [(0, 2
 def test_a_name_has_one_colour_in_all_panels(tmp_path: Path) -> None:
     """Also in a panel where another comes before it or is absent."""
     file = tmp_path / "curves.svg"
-    draw_curves([("above", [FIRST, SECOND]), ("below", [SECOND])], file, title="t", across="hours", marks=[0.5])
+    draw_curves([("above", [FIRST, SECOND]), ("below", [SECOND])], file, title="t", x_label="hours", marks=[0.5])
     drawn = file.read_text()
     assert all(f">{word}<" in drawn for word in ("above", "below", "first", "second", "hours", "t"))
     blue, orange = (len(re.findall(f"stroke: {colour}", drawn)) for colour in ("#1f77b4", "#ff7f0e"))
     assert (blue, orange) == (2, 3)  # with one of each in the legend
     again = tmp_path / "again.svg"
-    draw_curves([("above", [FIRST, SECOND]), ("below", [SECOND])], again, title="t", across="hours", marks=[0.5])
+    draw_curves([("above", [FIRST, SECOND]), ("below", [SECOND])], again, title="t", x_label="hours", marks=[0.5])
     assert again.read_text() == drawn
 
 
 def test_a_picture_of_nothing_and_one_of_no_known_form(tmp_path: Path) -> None:
-    draw_curves([("above", [])], tmp_path / "empty.png", title="t", across="hours")
+    draw_curves([("above", [])], tmp_path / "empty.png", title="t", x_label="hours")
     with pytest.raises(DataError, match="a picture's name ends in"):
-        draw_curves([("above", [FIRST])], tmp_path / "curves.txt", title="t", across="hours")
+        draw_curves([("above", [FIRST])], tmp_path / "curves.txt", title="t", x_label="hours")
 
 
 BARS = [
@@ -64,12 +64,6 @@ def test_a_label_needs_so_much_room(tmp_path: Path, length: int, shown: bool) ->
     assert ("ten letter" in texts(file)) == shown
 
 
-@pytest.mark.parametrize(("count", "edges"), [(499, True), (500, False)])
-def test_many_bars_have_no_edges(tmp_path: Path, count: int, edges: bool) -> None:
-    draw_gantt([Bar("r", n, n + 1, "", "a") for n in range(count)], tmp_path / "bars.svg", title="t")
-    assert ("stroke: #ffffff; stroke-width: 0.5" in (tmp_path / "bars.svg").read_text()) == edges
-
-
 def test_no_bars_are_a_picture_too(tmp_path: Path) -> None:
     draw_gantt([], tmp_path / "none.png", title="t")
     assert (tmp_path / "none.png").read_bytes().startswith(b"\x89PNG")
@@ -91,15 +85,3 @@ def test_a_step_and_its_memory_with_the_limit(tmp_path: Path, form: str) -> None
     assert ("<title>a &lt;step&gt;</title>" in drawn) == (form == "html")
     with pytest.raises(DataError, match=r"ends in \.svg, \.png, \.pdf, \.html$"):
         draw_step(BARS, [memory], tmp_path / "step.txt", title="t", limit=1.0)
-
-
-def test_marks_stand_in_every_panel_and_words_are_grey(tmp_path: Path) -> None:
-    panels = [("above", [FIRST]), ("below", [FIRST])]
-    draw_curves(panels, tmp_path / "none.svg", title="t", across="hours")
-    draw_curves(panels, tmp_path / "two.svg", title="t", across="hours", marks=[0.25, 0.5])
-    dashed = [(tmp_path / f"{name}.svg").read_text().count("stroke-dasharray") for name in ("none", "two")]
-    assert dashed[1] - dashed[0] == 4
-    drawn = (tmp_path / "none.svg").read_text()
-    words = re.findall(r'<text style="[^"]*"[^>]*>|<g style="[^"]*">\s*<text', drawn)
-    assert "stroke: #000000" not in drawn and "fill: #000000" not in drawn
-    assert f"fill: {GREY}" in drawn and f"stroke: {GREY}" in drawn and len(words) >= 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,12 @@ def test_every_name_is_there_and_documented(name: str) -> None:
     assert name in dir(plait)
 
 
+def test_a_type_checker_sees_every_name() -> None:
+    folder = Path(plait.__file__).parent
+    names = re.findall(r"^from plait\.api import (\w+) as \1$", (folder / "__init__.pyi").read_text(), re.MULTILINE)
+    assert sorted(names) == sorted(plait.api.__all__) and (folder / "py.typed").exists()
+
+
 def test_names_are_few_and_hide_no_package() -> None:
     assert len(plait.api.__all__) <= 13
     assert not {"plan", "place", "train", "diagnose", "launch", "lab", "view", "cli"} & {*plait.api.__all__}
@@ -25,7 +33,7 @@ def test_names_are_few_and_hide_no_package() -> None:
 
 def test_other_names_are_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        plait.nothing  # noqa: B018
+        _ = getattr(plait, "nothing")  # noqa: B009
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         plait.api.nothing  # noqa: B018
 

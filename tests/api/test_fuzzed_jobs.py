@@ -1,5 +1,5 @@
-"""Drawn jobs, right and wrong ones: each is planned, or refused in one paragraph. 1,000 of them with
-``-m contract``."""
+"""Drawn jobs, right and wrong ones: each is planned, or refused in one paragraph. 1,000 of them
+with ``-m contract``."""
 
 import json
 import math
@@ -104,8 +104,8 @@ def job_of(number: int) -> dict[str, Any]:
 
 
 def refusal(number: int, folder: Path) -> str:
-    """Of a drawn job; empty for one that is planned, to numbers that can be. Raises what is no deliberate
-    error."""
+    """Of a drawn job; empty for one that is planned, to numbers that can be. Raises what is no
+    deliberate error."""
     values = job_of(number)
     file = folder / f"{number}.toml"
     try:

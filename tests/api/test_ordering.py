@@ -1,5 +1,5 @@
-"""The order of ranks on granted nodes: the best there is, on drawn topologies, by counting all; and what is
-said."""
+"""The order of ranks on granted nodes: the best there is, on drawn topologies, by counting all; and
+what is said."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from plait.api.ordering import OrderedNodes, kubernetes_topology, ordered, pod_order
+from plait.api.in_cluster import OrderedNodes, kubernetes_topology, order_nodes, pod_order
 from plait.core.base.errors import JobError, PlacementError
 from plait.core.topology.switches import NodeState, Topology
-from plait.core.topology.wiring import Wiring, build
-from plait.launch.slurm_nodes import GrantedNodes
+from plait.core.topology.wiring import SwitchEntry, build
+from plait.launch.slurm.nodes import GrantedNodes
 from tests.support.orders import a_plan, least_score, score
 
 TIER = "unit"
@@ -21,8 +21,8 @@ TIER = "unit"
 
 def a_tree(pods: list[int]) -> Topology:
     names = iter(f"n{number}" for number in range(sum(pods)))
-    leaves = [Wiring(f"pod{at}", nodes=list(itertools.islice(names, size))) for at, size in enumerate(pods)]
-    return build([Wiring("core", [leaf.name for leaf in leaves]), *leaves])
+    leaves = [SwitchEntry(f"pod{at}", nodes=list(itertools.islice(names, size))) for at, size in enumerate(pods)]
+    return build([SwitchEntry("core", [leaf.name for leaf in leaves]), *leaves])
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -33,47 +33,48 @@ def test_the_order_is_the_best_there_is_on_the_nodes_that_were_granted(seed: int
     hosts = drawn.sample([node.name for node in tree.nodes], dp * pp)
     plan = a_plan(dp, pp, drawn.choice([0.0, 0.3, 0.5, 0.9, 1.0]))
     busy = {name: NodeState(status=drawn.choice(["busy", "free", "down"])) for name in tree.places}
-    found = ordered(plan, tree.with_states(busy), GrantedNodes(tuple(hosts), dp * pp, 1))
-    assert sorted(found.here.hosts) == sorted(hosts)
-    assert found.here.score == pytest.approx(least_score(plan, tree, hosts))
-    assert found.here.score == pytest.approx(score(plan, tree, found.here.hosts))
-    assert found.free.score <= found.here.score + 1e-9
+    found = order_nodes(plan, tree.with_states(busy), GrantedNodes(tuple(hosts), dp * pp, 1))
+    assert sorted(found.granted.hosts) == sorted(hosts)
+    assert found.granted.score == pytest.approx(least_score(plan, tree, hosts))
+    assert found.granted.score == pytest.approx(score(plan, tree, found.granted.hosts))
+    assert found.free.score <= found.granted.score + 1e-9
 
 
 def test_slurms_own_order_is_not_taken_where_a_better_one_is_known() -> None:
-    """24 x 16 nodes over four minipods of 96: neighbours by switches are DP-aligned, and PP groups then lie
-    in all."""
+    """24 x 16 nodes over four minipods of 96: neighbours by switches are DP-aligned, and PP groups
+    then lie in all."""
     tree = a_tree([96] * 4)
     hosts = tuple(node.name for node in tree.nodes)
-    found = ordered(a_plan(24, 16, 0.0), tree, GrantedNodes(hosts, 384, 1))
-    assert found.here.score == found.free.score == 1.0
-    assert "weighted spread at alpha 0.00 1, on 4 minipods; with all nodes that are free now" in found.told
+    found = order_nodes(a_plan(24, 16, 0.0), tree, GrantedNodes(hosts, 384, 1))
+    assert found.granted.score == found.free.score == 1.0
+    assert "weighted spread at alpha 0.00 1, on 4 minipods; with all nodes that are free now" in found.description
 
 
 def test_a_node_that_nobody_knows_is_named() -> None:
     with pytest.raises(PlacementError, match="The topology has no node x9"):
-        ordered(a_plan(2, 1, 0.5), a_tree([2]), GrantedNodes(("n0", "x9"), 2, 1))
+        order_nodes(a_plan(2, 1, 0.5), a_tree([2]), GrantedNodes(("n0", "x9"), 2, 1))
 
 
 def test_spares_are_chosen_by_the_placer() -> None:
     tree = a_tree([1, 2, 1])
-    found: OrderedNodes = ordered(a_plan(2, 1, 0.5), tree, GrantedNodes(("n0", "n1", "n2", "n3"), 2, 1))
-    assert set(found.here.hosts) == {"n1", "n2"}
+    found: OrderedNodes = order_nodes(a_plan(2, 1, 0.5), tree, GrantedNodes(("n0", "n1", "n2", "n3"), 2, 1))
+    assert set(found.granted.hosts) == {"n1", "n2"}
 
 
 def test_a_run_in_a_job_asks_the_manager_it_is_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from plait.api import ordering
-    from plait.place.readers import Remarks
+    from plait.api import in_cluster
+    from plait.place.topologies import Remarks
 
     asked = list[str]()
-    monkeypatch.setattr(ordering, "read_topology", lambda path: asked.append(path) or (a_tree([2, 2]), Remarks()))
-    hosts, told = ordering.slurm_order(a_plan(2, 1, 0.5), GrantedNodes(("n0", "n3"), 2, 1))
+    monkeypatch.setattr(in_cluster, "read_topology", lambda path: asked.append(path) or (a_tree([2, 2]), Remarks()))
+    hosts, told = in_cluster.slurm_order(a_plan(2, 1, 0.5), GrantedNodes(("n0", "n3"), 2, 1))
     assert sorted(hosts) == ["n0", "n3"] and asked == ["slurm:"]
     assert told.startswith("nodes are ordered by the placer: ")
 
 
 def test_pods_order_their_nodes_by_the_labels_that_were_sent_along(tmp_path: Path) -> None:
-    """Two pods of a stage in each of two blocks, whatever their numbers, at alpha 0 two of a replica."""
+    """Two pods of a stage in each of two blocks, whatever their numbers, at alpha 0 two of a
+    replica."""
 
     def node(name: str, block: str) -> dict[str, object]:
         labels = {"cloud.provider.com/topology-block": block, "kubernetes.io/hostname": name}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plait.core.topology.rank_table import RankTable
-from tests.support.command import plait
+from tests.support.command import plait, succeed
 
 TIER = "unit"
 JOB = """
@@ -42,8 +42,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def placed(job: Path, *more: str) -> list[dict[str, Any]]:
-    done = plait("plan", str(job), "--evaluate", "--on", LAB, "--json", f"place.topology={LAB}", *more)
-    assert done.returncode == 0, done.stderr
+    done = succeed("plan", str(job), "--evaluate", "--on", LAB, "--json", f"place.topology={LAB}", *more)
     return json.loads(done.stdout)["placement"]["placed"]
 
 
@@ -65,7 +64,7 @@ def test_where_ranks_lie_decides_what_a_step_takes(job: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["place.rank_table=t.json"], "Give place.topology, too"),
+        (["place.rank_table=t.json"], "Set place.topology, too"),
         ([f"place.topology={LAB}", "place.rank_table=t.json"], "2 hosts; the strategy has 4 ranks, 4"),
         ([f"place.topology={LAB}", "place.rank_table=u.json"], "has no node 'elsewhere'"),
     ],

@@ -57,14 +57,6 @@ def test_a_jobs_best_strategy_becomes_a_plan_that_is_predicted_alike(job: Path) 
     assert again.seconds == pytest.approx(best.seconds, rel=1e-12)
 
 
-def test_an_answer_is_a_table_in_a_notebook(job: Path) -> None:
-    found = plan_job(job, SETTINGS).answer()
-    html = found._repr_html_()
-    assert "<th>step" in html
-    assert html.count("<tr>") == 1 + len(found.candidates)
-    assert found.text().count("\n") > len(found.candidates)
-
-
 def test_streams_that_no_number_knows_are_said_to_be_unknown(table: Path) -> None:
     asked = [
         *SETTINGS,
@@ -102,16 +94,15 @@ def test_a_plan_is_checked_as_it_stands(table: Path) -> None:
     file = table.with_name("plan.json")
     plan.write(file)
     of_plan = plan_job(file)
-    assert of_plan.written is not None
+    assert of_plan.input_plan is not None
     assert of_plan.plan(of_plan.answer().best).key == plan.key
     with pytest.raises(JobError, match="would change the plan"):
         plan_job(file, ["strategy.tp=1"])
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1}', "# a line\n{", ""])
-@pytest.mark.parametrize("settings", [[], ["strategy.tp=1"]])
-def test_a_json_that_is_nothing_of_ours_is_refused_as_that(tmp_path: Path, text: str, settings: list[str]) -> None:
-    file = tmp_path / "some.json"
+def test_a_json_that_is_nothing_of_ours_is_refused_as_that(tmp_path: Path, text: str) -> None:
+    file, settings = tmp_path / "some.json", ["strategy.tp=1"] * (len(text) % 2)
     file.write_text(text)
     with pytest.raises(JobError, match=r"plan.*or.*configuration") as caught:
         plan_job(file, settings)
@@ -135,7 +126,7 @@ def test_changes_are_of_the_cluster_alone(job: Path) -> None:
 def test_what_if_is_told_beside_the_cluster_as_it_is(job: Path) -> None:
     found = plan_job(job, SETTINGS, changes=["compute=2x", "nic=0.5"]).answer()
     as_it_is = plan_job(job, SETTINGS).answer().best
-    assert found.change and found.change.before and found.change.before.seconds == as_it_is.seconds
+    assert found.what_if and found.what_if.before and found.what_if.before.seconds == as_it_is.seconds
     line = found.text().splitlines()[1]
     assert line.startswith("What if there were 2 times the peaks of the device, 0.5 times the rate of links between")
     assert f"in place of {in_seconds(as_it_is.seconds)}," in line
@@ -163,7 +154,7 @@ def test_settings_beside_evaluate_are_all_of_a_strategy(job: Path) -> None:
 def test_what_fits_only_if_things_were_other_is_said_so(table: Path) -> None:
     small = [*SETTINGS, "strategy.dp=8", "train.global_batch_size=8", "model.hidden=8192", "model.num_layers=40"]
     found = plan_job(table, small, changes=["memory=16x"]).answer(evaluate=True)
-    assert found.change and found.change.before is None
+    assert found.what_if and found.what_if.before is None
     assert found.to_dict()["unchanged"] is None
     assert "then this can be planned, and nothing can as things are" in found.text()
 
@@ -215,33 +206,22 @@ SEARCHED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SEARCHED)
-def test_no_column_of_a_space_is_hidden_in_the_table(job: Path, name: str) -> None:
+def test_no_column_of_a_space_is_hidden_in_the_table(job: Path) -> None:
     """Rows differ in the settings that they show, whichever column their strategies differ in."""
     found = plan_job(job, [*SETTINGS, "plan.top=1"]).answer()
-    wide = {
-        "pp": 4,
-        "dp": 8,
-        "cp": 8,
-        "tp": 4,
-        "ring": 2,
-        "ep": 1,
-        "schedule": SCHEDULES.index("interleaved"),
-        "virtual": 2,
-    }
-    wide |= {"recompute": RECOMPUTES.index("full"), "recompute_layers": 3, "params": 1, "grads": 2, "optim": 8}
+    wide = {"pp": 4, "dp": 8, "cp": 8, "tp": 4, "ring": 2, "ep": 1, "virtual": 2, "params": 1, "grads": 2, "optim": 8,
+            "schedule": SCHEDULES.index("interleaved"), "recompute": RECOMPUTES.index("full"),
+            "recompute_layers": 3}  # fmt: skip
     one = replace(found.best, point={**found.best.point, **wide})
-    number = one.point[name]
-    other = replace(
-        one, point={**one.point, name: number - 1 if name in ("recompute", "overlap", "shard_overlap") else number + 1}
-    )
-    table = replace(found, answer=replace(found.answer, candidates=(one, other))).text()
-    rows = [line.split(maxsplit=1)[1] for line in table.splitlines() if line.startswith(("1  ", "2  "))]
-    assert len(rows) == 2
-    assert rows[0] != rows[1]
+    for name in SEARCHED:
+        number = one.point[name] + (-1 if name in ("recompute", "overlap", "shard_overlap") else 1)
+        other = replace(one, point={**one.point, name: number})
+        table = replace(found, answer=replace(found.answer, candidates=(one, other))).text()
+        first, second = (line.split(maxsplit=1)[1] for line in table.splitlines() if line.startswith(("1  ", "2  ")))
+        assert first != second, name
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_rows_of_a_drawn_job_look_different(job: Path, seed: int) -> None:
     drawn = Random(seed)
     ranks, layers = drawn.choice([4, 8, 16]), drawn.choice([4, 6, 8])
@@ -279,32 +259,6 @@ def test_jobs_that_differ_are_compared_by_what_they_are(job: Path, tmp_path: Pat
         told[0] == "The jobs differ (parameters, model.hidden): a step of one is not the work of a step of the other."
     )
     assert [line.split()[0] for line in told[4:6]] == ["parameters", "model.hidden"]
-
-
-def test_plans_of_one_job_are_compared_by_what_would_turn_their_order(job: Path, tmp_path: Path) -> None:
-    for name, tp in (("one", 1), ("other", 2)):
-        asked = plan_job(job, [*SETTINGS, f"plan.constraints=['tp = {tp}']", "plan.top=1"])
-        asked.plan(asked.answer().best).write(tmp_path / f"{name}.json")
-    found = compare_plans(tmp_path / "other.json", tmp_path / "one.json")
-    assert found.jobs_differ == []
-    assert found.turned is not None
-    slower = "first" if found.first.candidate.seconds > found.second.candidate.seconds else "second"
-    assert found.text().splitlines()[-1] == found.turned.told(f"the {slower}")
-    assert found.to_dict()["slower_wins_if"] == [turn.to_dict() for turn in found.turned.turns]
-
-
-def test_the_details_say_what_would_turn_the_order(job: Path) -> None:
-    larger = [
-        "model.hidden=2048",
-        "model.num_heads=16",
-        "train.global_batch_size=64",
-        "plan.constraints=['micro_batch_size = 2']",
-    ]
-    asked = plan_job(job, [*SETTINGS, *larger, "plan.top=2"])
-    assert asked.answer().turned is None
-    found = asked.answer(explain=True)
-    assert found.turned and found.turned.told() in found.text()
-    assert found.to_dict()["runner_up_wins_if"] == [turn.to_dict() for turn in found.turned.turns]
 
 
 def test_a_vocabulary_that_is_not_the_presets_is_said(job: Path) -> None:
@@ -386,7 +340,8 @@ def test_a_schedule_in_a_file_has_the_file_s_name(table: Path) -> None:
 
 
 def test_the_papers_fixed_order_is_simulated_as_it_is_and_never_chosen_unasked(job: Path) -> None:
-    """Four nodes, where reductions take longer than what hides them: the searched order hides more."""
+    """Four nodes, where reductions take longer than what hides them: the searched order hides
+    more."""
     job.write_text('[model]\npreset = "gpt3-6.7b"\n[strategy]\n')
     asked = [
         *("cluster.preset=h100", "data.sequence_length=1024", "train.precision=bf16-mixed"),

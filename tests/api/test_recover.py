@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from plait.api.places.lab import together
-from plait.api.recover import fewer, repaired
+from plait.api.places.lab import largest_connected, plan_for_fewer, repair_table
 from plait.core.base.lab_hosts import name
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
@@ -39,7 +38,7 @@ def names(*hosts: int) -> list[str]:
 
 def test_only_hosts_that_are_down_are_replaced() -> None:
     lab = LabSpec.parse("6x1@1gbit")
-    found = repaired(plan(lab, "strategy.dp=2", "strategy.pp=2"), lab, table([0, 1, 2, 3]), names(2), names(4, 5))
+    found = repair_table(plan(lab, "strategy.dp=2", "strategy.pp=2"), lab, table([0, 1, 2, 3]), names(2), names(4, 5))
     assert found.hosts[:2] + found.hosts[3:] == ("host0", "host1", "host3")
     assert found.hosts[2] in names(4, 5)
 
@@ -49,14 +48,14 @@ def test_a_spare_of_the_same_minipod_comes_first() -> None:
     lab = LabSpec.parse("8x1@1gbit,2pods@100mbit")
     before = table([0, 1, 2, 4, 5, 6])
     two = plan(lab, "strategy.dp=3", "strategy.pp=2")
-    assert repaired(two, lab, before, names(5), names(3, 7)).hosts == tuple(names(0, 1, 2, 4, 7, 6))
-    assert repaired(two, lab, before, names(1), names(3, 7)).hosts == tuple(names(0, 3, 2, 4, 5, 6))
+    assert repair_table(two, lab, before, names(5), names(3, 7)).hosts == tuple(names(0, 1, 2, 4, 7, 6))
+    assert repair_table(two, lab, before, names(1), names(3, 7)).hosts == tuple(names(0, 3, 2, 4, 5, 6))
 
 
 def test_where_placing_finds_no_room_spares_are_taken_in_order() -> None:
     """A tensor-parallel group of two hosts stays in a minipod, and no minipod has two spares."""
     lab = LabSpec.parse("6x1@1gbit,3pods@100mbit")
-    found = repaired(plan(lab, "strategy.tp=4"), lab, table([0, 1, 2, 3]), names(1, 2), names(4, 5))
+    found = repair_table(plan(lab, "strategy.tp=4"), lab, table([0, 1, 2, 3]), names(1, 2), names(4, 5))
     assert found.hosts == tuple(names(0, 4, 5, 3))
 
 
@@ -76,7 +75,7 @@ def test_fewer_replicas_with_the_same_batches(
     each = 2 if "strategy.tp=2" in settings else 1
     lab = LabSpec.parse(f"6x{each}@1gbit")
     before = plan(lab, *settings)
-    found = fewer(before, None, lab, hosts)
+    found = plan_for_fewer(before, None, lab, hosts)
     assert found is not None
     assert found.job is not None
     assert before.job is not None
@@ -87,8 +86,8 @@ def test_fewer_replicas_with_the_same_batches(
 
 def test_what_has_no_replica_to_spare_cannot_shrink() -> None:
     lab = LabSpec.parse("4x1@1gbit")
-    assert fewer(plan(lab, "strategy.tp=4"), None, lab, 3) is None
-    assert fewer(plan(lab, "strategy.pp=4"), None, lab, 3) is None
+    assert plan_for_fewer(plan(lab, "strategy.tp=4"), None, lab, 3) is None
+    assert plan_for_fewer(plan(lab, "strategy.pp=4"), None, lab, 3) is None
 
 
 def test_what_the_job_leaves_open_is_planned_anew() -> None:
@@ -96,7 +95,7 @@ def test_what_the_job_leaves_open_is_planned_anew() -> None:
     closed = plan(lab, "strategy.dp=4")
     assert closed.job is not None
     asked = closed.job.changed([f"strategy.{key}=auto" for key in ("tp", "dp", "pp")])
-    found = fewer(closed, asked, lab, 2)
+    found = plan_for_fewer(closed, asked, lab, 2)
     assert found is not None
     assert found.layout.world_size == 2
 
@@ -113,4 +112,4 @@ def test_what_the_job_leaves_open_is_planned_anew() -> None:
     ],
 )
 def test_hosts_that_all_reach_each_other(reached: list[set[int]], own: list[int], expected: set[int]) -> None:
-    assert together(reached, own) == expected
+    assert largest_connected(reached, own) == expected

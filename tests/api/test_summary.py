@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from plait.api.summary import what_runs
+from plait.api.training import describe_run
 from plait.core.cluster.hardware import Hosts
 from plait.core.job.plan import Choices, Plan
 from plait.core.job.spec import Job
-from plait.plan.fits import Room
 from plait.plan.make import make_plan
+from plait.plan.search.fits import AvailableMemory
 
 JOB = """
 [model]
@@ -39,17 +39,17 @@ def plan_of(tmp_path: Path, *settings: str) -> Plan:
     return make_plan(Job.read(file, settings).named("job"), Hosts(), vocab=257)
 
 
-def said(plan: Plan, there: Room | None = None) -> str:
-    return what_runs(plan, there)
+def said(plan: Plan, there: AvailableMemory | None = None) -> str:
+    return describe_run(plan, there)
 
 
 def test_all_that_was_asked_for_is_there(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "strategy.tp=2", "strategy.slices.batch=4", "strategy.slices.columns=2")
-    found = said(plan, Room(shared=3 << 30))
+    found = said(plan, AvailableMemory(shared=3 << 30))
     assert found.startswith(f"gpt of 4 layers, hidden 64: {plan.model.num_parameters:,} parameters (fp32) on 2 ranks ")
     assert "(tp 2, slices 4 x 2); 1,500 steps of 1,024 tokens (16 sequences of 64); tensors take " in found
     assert found.endswith(" MiB a rank (predicted, 3 GiB free for all)")
-    assert said(plan, Room(each=2 << 30)).endswith(" a rank (predicted of 2 GiB)")
+    assert said(plan, AvailableMemory(each=2 << 30)).endswith(" a rank (predicted of 2 GiB)")
     assert said(plan).endswith(" a rank (predicted)")
 
 

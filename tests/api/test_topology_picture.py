@@ -1,8 +1,8 @@
-"""Where a picture of a topology puts what: leaves in rows, nodes in columns, and the tree above them."""
+"""Where a picture of a topology puts what: leaves in rows, nodes in columns, and the tree above
+them."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from plait.api import topology_picture as drawing
-from plait.api.topology_picture import MANY, MOST_NAMED, STATE_COLOURS, colours_of, draw
+from plait.api import pictures as drawing
+from plait.api.pictures import MANY_NODES, STATE_COLOURS, colours_of, draw_topology
 from plait.core.topology.switches import NodeState, Topology
-from plait.core.topology.wiring import Wiring, build
-from plait.place.generate import MinipodSizes, generate
+from plait.core.topology.wiring import SwitchEntry, build
+from plait.place.topologies import MinipodSizes, generate
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def picture(topology: Topology, **more: Any) -> Figure:
         found: list[Figure] = []
         monkeypatch.setattr(drawing, "save", lambda figure, _: found.append(figure))
-        draw(topology, tmp_path / "tree.svg", **more)
+        draw_topology(topology, tmp_path / "tree.svg", **more)
         return found[0]
 
     return picture
@@ -92,23 +92,6 @@ def test_the_tree_above_the_leaves(drawn: Any) -> None:
     assert legend(figure) == ["free", "busy", "down"]
 
 
-def test_minipods_that_fill_several_lines(drawn: Any) -> None:
-    """Nine of one node each: five and four."""
-    figure = drawn(generate(MinipodSizes(minipods=9, nodes=9, leaf_nodes=1)))
-    places = {name: place for name, place in texts(figure).items() if name != "core"}
-    rows = sorted({y for _, y in places.values()})
-    columns = sorted({x for x, _ in places.values()})
-    assert len(places) == 9 and len(rows) * len(columns) >= 9
-    assert [round(b - a, 6) for a, b in itertools.pairwise(rows)] == [4.2] * (len(rows) - 1)
-    assert [round(b - a, 6) for a, b in itertools.pairwise(columns)] == [2.6] * (len(columns) - 1)
-    assert len(columns) == round((2.2 * 9 * 4.2 / 2.6) ** 0.5)
-    assert figure.axes[0].get_xlim()[1] == pytest.approx(2.6 * len(columns) - 1.6 + 0.5)
-    assert figure.axes[0].get_ylim()[0] == pytest.approx(4.2 * len(rows) - 3.2 + 0.5)
-    across = [line for line in lines(figure) if line[0][0] == pytest.approx(-0.4) and line[1][0] > 0][1:]
-    assert [line[0][1] for line in across] == pytest.approx([-1.1 + 4.2 * row for row in range(len(rows))])
-    assert lines(figure)[len(rows) + 1][1] == pytest.approx([-0.4, -1.1 + 4.2 * (len(rows) - 1)]), "the trunk"
-
-
 def groups_of(**nodes: str) -> Mapping[str, str]:
     return nodes
 
@@ -136,13 +119,7 @@ def test_groups_are_told(drawn: Any, groups: Mapping[str, str], title: str, name
     assert {alpha for colour, alpha in faded.items() if colour not in STATE_COLOURS.values()} == {1.0}
 
 
-def test_only_so_many_groups_have_a_name(drawn: Any) -> None:
-    tree = generate(MinipodSizes(minipods=1, nodes=40, leaf_nodes=40))
-    figure = drawn(tree, groups={name: f"g{place}" for place, name in enumerate(tree.places)})
-    assert legend(figure)[:-3] == [f"g{place}: 1 minipod" for place in range(MOST_NAMED)]
-
-
-@pytest.mark.parametrize("nodes", [MANY - 1, MANY])
+@pytest.mark.parametrize("nodes", [MANY_NODES - 1, MANY_NODES])
 def test_of_many_nodes_neighbours_of_one_colour_are_one_box(drawn: Any, nodes: int) -> None:
     figure = drawn(
         generate(MinipodSizes(minipods=1, nodes=nodes, leaf_nodes=1000)).with_states(
@@ -151,7 +128,7 @@ def test_of_many_nodes_neighbours_of_one_colour_are_one_box(drawn: Any, nodes: i
     )
     paints = boxes(figure)
     (part, *_) = figure.axes[0].collections
-    if nodes == MANY:
+    if nodes == MANY_NODES:
         assert paints == {
             FREE: [[0.0, 0.0, 2.0, 0.86], [3.0, 0.0, 1000.0, 0.86], [0.0, 1.0, 1000.0, 1.86]],
             BUSY: [[2.0, 0.0, 3.0, 0.86]],
@@ -166,18 +143,12 @@ def test_a_level_of_its_own(drawn: Any) -> None:
     assert set(texts(drawn(small(), level="leaf"))) == {"core", "leaf1", "leaf2", "leaf3", "leaf4"}
 
 
-@pytest.mark.parametrize(("nodes", "size"), [(20, 9.0), (75, 450 / 75), (200, 5.0)])
-def test_words_are_as_large_as_there_is_room(drawn: Any, nodes: int, size: float) -> None:
-    figure = drawn(generate(MinipodSizes(minipods=1, nodes=nodes, leaf_nodes=nodes)))
-    sizes = {text.get_text(): text.get_fontsize() for text in figure.axes[0].texts}
-    assert sizes == {"core": max(size, 7), "mp1": size}
-
-
 def test_frames_have_room_for_the_largest(drawn: Any) -> None:
     """Leaves of one and three nodes, in minipods of one leaf and of two."""
     tree = build([
-        Wiring("core", ["a", "b"]), Wiring("a", ["a1"]), Wiring("b", ["b1", "b2"]), Wiring("a1", nodes=["n1"]),
-        Wiring("b1", nodes=["n2", "n3", "n4"]), Wiring("b2", nodes=["n5"]),
+        SwitchEntry("core", ["a", "b"]), SwitchEntry("a", ["a1"]), SwitchEntry("b", ["b1", "b2"]),
+        SwitchEntry("a1", nodes=["n1"]),
+        SwitchEntry("b1", nodes=["n2", "n3", "n4"]), SwitchEntry("b2", nodes=["n5"]),
     ])  # fmt: skip
     figure = drawn(tree)
     assert texts(figure)["a"] == (0.2, -0.25) and texts(figure)["b"] == (4.8, -0.25)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from plait.api.checks import UNREAD, best_note, check_ranks
+from plait.api.job_check import UNREAD, best_note, check_ranks
 from plait.api.places import place_of
 from plait.api.planning import plan_job
 from plait.api.training import dry_run, prepare, start_run, write_plan
 from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.job.plan import Plan
 from plait.core.job.settings import TrainSection
-from plait.plan import fits
+from plait.plan.search import fits
 
 HERE = place_of("local")
 
@@ -57,7 +57,7 @@ def test_of_a_plan_only_where_it_runs_may_be_changed(job: Path) -> None:
 
 def test_a_dry_run_predicts_and_leaves_the_verdict_to_who_asks(job: Path) -> None:
     found = dry_run(job, (), HERE)
-    assert found.estimate.world_size == 2 and found.memory.room is not None
+    assert found.estimate.world_size == 2 and found.memory.available_here is not None
     found.check_fits()
     big = dry_run(job, ["model.hidden=65536", "model.num_heads=512", "model.num_layers=100"], HERE)
     with pytest.raises(InfeasiblePlan):
@@ -87,20 +87,20 @@ def test_a_dry_run_for_another_cluster_has_the_memory_that_its_plan_has(job: Pat
     found = dry_run(job, asked, HERE)
     planner = plan_job(job, asked, evaluate=name != "searched").planner
     memory = planner.predict(found.job).memory
-    assert found.memory.report and found.memory.room is None
-    assert found.memory.report.to_dict() == memory.to_dict()
+    assert found.memory.device_report and found.memory.available_here is None
+    assert found.memory.device_report.to_dict() == memory.to_dict()
     assert found.estimate.most.memory == memory.fullest.place.memory, "the table's rows are of the same kernels"
     values = found.to_dict()
     assert values["fits"] is memory.fits and values["available"]["fullest"] == memory.fullest.total
-    assert memory.told in found.text(200)
+    assert memory.summary in found.text(200)
     (job.parent / "plans").mkdir()
     planner.plan(found.job).write(job.parent / "plans" / "plan.json")
     again = dry_run(job.parent / "plans" / "plan.json", (), HERE)
-    assert again.memory.report and again.memory.report.fullest.total == memory.fullest.total
+    assert again.memory.device_report and again.memory.device_report.fullest.total == memory.fullest.total
 
 
 def test_what_fits_there_and_not_here_is_refused_at_its_start_alone(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fits, "room", lambda *_: fits.Room(shared=1 << 20))
+    monkeypatch.setattr(fits, "room", lambda *_: fits.AvailableMemory(shared=1 << 20))
     there = ["cluster.preset=h100"]
     dry_run(job, there, HERE).check_fits()
     ready = prepare(job, there, HERE)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from plait.core.base.process import command_of
+from tests.support.command import plait, succeed
 
 JOB = """
 [model]
@@ -28,12 +29,6 @@ dp = 1
 """
 
 
-def plait(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", *words]
-    environment = os.environ | {"PYTHONPATH": os.getcwd()}
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=folder, env=environment)
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     (tmp_path / "job.toml").write_text(JOB)
@@ -47,17 +42,17 @@ def refused(done: subprocess.CompletedProcess[str]) -> bool:
 
 def test_training_is_refused_before_any_rank_starts(job: Path) -> None:
     for more in ((), ("--dry-run",)):
-        assert refused(plait("plait.cli.main", "train", str(job), *more, folder=job.parent))
+        assert refused(plait("train", job, *more, folder=job.parent))
     assert not (job.parent / "runs").exists()
 
 
 def test_a_plan_is_written_and_refused_by_training_and_by_a_rank(job: Path) -> None:
     cluster = ("cluster.preset=h100", "cluster.ranks=1")
-    planned = plait("plait.cli.main", "plan", str(job), *cluster, folder=job.parent)
-    assert planned.returncode == 0, planned.stderr
+    succeed("plan", job, *cluster)
     assert job.with_suffix(".plan.json").is_file()
-    assert refused(plait("plait.cli.main", "train", str(job.with_suffix(".plan.json")), folder=job.parent))
+    assert refused(plait("train", job.with_suffix(".plan.json"), folder=job.parent))
     for option in ("--measure=1", "--show=torchtitan"):
-        assert refused(plait("plait.cli.main", "plan", str(job), *cluster, option, folder=job.parent))
+        assert refused(plait("plan", job, *cluster, option))
     job.with_suffix(".plan.json").rename(job.parent / "plan.json")  # as in a run's folder
-    assert refused(plait("plait.train.worker", str(job.parent), folder=job.parent))
+    argv = command_of("plait.train.worker", str(job.parent))
+    assert refused(subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False))

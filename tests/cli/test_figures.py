@@ -1,5 +1,5 @@
-"""One run, and every figure of it that is shown in several places: terminal, JSON, timeline, page, metrics of
-a step and of Prometheus say the same."""
+"""One run, and every figure of it that is shown in several places: terminal, JSON, timeline, page,
+metrics of a step and of Prometheus say the same."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from typing import Any
 
 import pytest
 
+from plait.core.base.text import seconds_text
 from plait.core.job.plan import Plan
 from plait.core.record.records import Records
 from plait.core.record.ring import read_ring
-from plait.launch.collect.live import Live
-from tests.support.command import plait
+from plait.launch.collect.metrics import Live
+from tests.support.command import plait, succeed, values
 from tests.support.runs import train, write_job
 
 pytestmark = pytest.mark.slow
 STEPS = 24
-SHAPES = {
-    "tensor": ("strategy.slices=auto", "train.micro_batch_size=2"),
-    "gathers ahead": ("strategy.tp=1", "strategy.dp=2", "strategy.shard=zero1", "strategy.slices.batch=1"),
-}
+AHEAD = ("strategy.tp=1", "strategy.dp=2", "strategy.shard=zero1", "strategy.slices.batch=1")
 AXES = ("tp", "cp", "dp")
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that gathers the weights of its next step ahead."""
     job = write_job(tmp_path_factory.mktemp("run"), steps=STEPS, every=10)
-    done = train(job, "run.timeline_steps=100", *SHAPES[request.param])
-    assert done.returncode == 0, done.stderr
+    train(job, "run.timeline_steps=100", *AHEAD)
     return job.parent / "runs" / "job"
 
 
 def answer(*words: object) -> dict[str, Any]:
-    return json.loads(plait(*words, "--json").stdout)
+    return values(*words)
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
@@ -44,7 +42,8 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def test_nothing_of_a_step_exceeds_it(run: Path) -> None:
-    """Also in the steps after an evaluation or a checkpoint, for which gathers began before these."""
+    """Also in the steps after an evaluation or a checkpoint, for which gathers began before
+    these."""
     assert len(lines(run)) == STEPS
     for one in lines(run):
         assert 0 <= one["exposed_seconds"] <= one["communication_seconds"] <= one["seconds"]
@@ -88,16 +87,16 @@ def test_the_median_step_lateness_and_what_was_predicted(run: Path, tmp_path: Pa
     median = sorted(one["seconds"] for one in lines(run)[1:])[(STEPS - 1) // 2]
     assert found["steps"]["median"] == pytest.approx(median)
     assert f"{STEPS - 1} steps (2 to {STEPS}), median {median * 1e3:.1f} ms" in text
-    assert plait("view", run, "--save", tmp_path / "page.html").returncode == 0
+    succeed("view", run, "--save", tmp_path / "page.html")
     page = html.unescape((tmp_path / "page.html").read_text())
     for line in text.partition("\nnote: ")[0].splitlines()[1:]:
         assert line.strip() in page, "the text of the page is the terminal's"
     latest = found["lateness"][0]
-    ms = f"{latest['seconds'] * 1e3:+.1f} ms of a step"
+    ms = f"{seconds_text(latest['seconds'], signed=True)} of a step"
     share = f"{latest['share']:+.1%}"
     assert re.search(rf"<li>rank {latest['rank']}\b[^<>]*: {re.escape(f'{share}, {ms}')}", page)
     if not found["stragglers"]:
-        assert f"is rank {latest['rank']}: {share} own work against its equals, {ms}" in text
+        assert f"is rank {latest['rank']}: {share} own work against its peers, {ms}" in text
     slowest = answer("diagnose", run, "--timeline")["slowest"]
     assert all(one["times"] == pytest.approx(one["seconds"] / median) for one in slowest)
     if predicted := found["predicted"]:

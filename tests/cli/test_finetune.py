@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tests.support.chats import CHATML, say, tokenizer_folder
-from tests.support.command import plait
+from tests.support.command import succeed
 
 pytestmark = pytest.mark.system
 SHAPES = {
@@ -65,8 +65,7 @@ def test_a_newcomer_fine_tunes_in_five_commands(tmp_path: Path, monkeypatch: pyt
         ["sample", "runs/sft", "--prompt", "<|im_start|>user\nWhat is 7?<|im_end|>\n", "--tokens", "4"],
         ["export", "runs/sft", "--out", "tuned"],
     ):
-        done = plait(*command)
-        assert done.returncode == 0, done.stderr
+        succeed(*command)
     assert (tmp_path / "tuned" / "chat_template.jinja").read_text() == CHATML
     before, after = (loss_of(tmp_path / name, chats[7]) for name in ("base", "tuned"))
     assert after < before - 1

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from plait.cli.main import app
 from plait.core.base.errors import DataError
 from plait.core.record.ring_writer import RingWriter, this_process
-from plait.core.runs.evidence import Verdict, WaitLink, write_hang
-from plait.core.runs.ring_calls import ring_path
+from plait.core.runs.evidence import Verdict, WaitLink, ring_path, write_hang
 from tests.support.ports import own_port
 from tests.support.recordings.planted import draw_case
 from tests.support.runs import write_job

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from plait.core.cluster.profile import Profile
 from tests.core.cluster.test_placement_profile import JOB, PROFILE
-from tests.support.runs import on_terminal, write_job
+from tests.support.command import plait, succeed
+from tests.support.runs import write_job
 
 LOG = """# Collective test starting: all_reduce_perf
 # Using devices
@@ -32,23 +33,16 @@ def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "plait.cli.main", "measure", "machine", *map(str, words)]
 
 
-def run(folder: Path, *words: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(
-        command(*words), capture_output=True, text=True, cwd=folder, env=env, timeout=timeout, check=False
-    )
-
-
 def test_a_log_becomes_a_profile_and_a_table(tmp_path: Path) -> None:
     (tmp_path / "nccl.log").write_text(LOG)
-    done = run(tmp_path, "--import", "nccl.log")
-    assert done.returncode == 0, done.stderr
+    done = succeed("measure", "machine", "--import", "nccl.log", folder=tmp_path)
     assert "Acme X1: 2 ranks, 1 on a node, nccl" in done.stdout
     assert "all_reduce" in done.stdout
     assert "20 us" in done.stdout
     assert "10.5" in done.stdout, "GB/s of 1 MiB in 100 us"
     found = Profile.read(tmp_path / "profile.json")
-    again = run(tmp_path, "--import", "nccl.log", "--import", "profile.json", "--out", "new/two.json", "--json")
+    both = ("--import", "nccl.log", "--import", "profile.json", "--out", "new/two.json", "--json")
+    again = plait("measure", "machine", *both, folder=tmp_path)
     told = json.loads(again.stdout)
     assert (told["profile"], told["hash"]) == ("new/two.json", Profile.read(tmp_path / "new" / "two.json").hash)
     assert told["collectives"][0]["latency"] == pytest.approx(found.collectives[0].latency)
@@ -58,40 +52,11 @@ def test_a_log_becomes_a_profile_and_a_table(tmp_path: Path) -> None:
     assert [(one["count"], one["first"]) for one in told["passed_over"]] == [(1, "nccl.log: line 7")]
 
 
-def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
-    (tmp_path / "nccl.log").write_text(LOG)
-    status, screen = on_terminal(command("--import", tmp_path / "nccl.log", "--out", tmp_path / "p.json"))
-    assert status == 0
-    assert max(len(line) for line in screen.splitlines()) <= 80 + len("\x1b[1m\x1b[0m")
-
-
-@pytest.mark.parametrize(("words", "says"), [
-    (["--seconds", "1"], "--seconds: 1 is not allowed. Allowed: at least 5"),
-    (["--world-size", "0"], "--world-size: 0 is not allowed"),
-    (["--world-size", "100000"], "--world-size: 100,000 are more than the "),
-    (["--out", "/proc/none/profile.json"], "/proc/none/profile.json cannot be written"),
-    (["--on", "moon"], "--on: 'moon' is no place to run"),
-    (["--on", "lab:2x2@1gbit", "--world-size", "3"], "--world-size: 3 are not the 4 ranks of --on"),
-    (["--nodes-per-minipod", "-1"], "--nodes-per-minipod: -1 is not allowed"),
-    (["absent.toml"], "absent.toml: no such file"),
-    (["--import", "absent.log"], "absent.log: cannot be read"),
-    (["--import", "absent.log", "--world-size", "2"], "--import: measures nothing"),
-    (["--out", "file/profile.json"], "file/profile.json cannot be written: Not a directory"),
-], ids=str)  # fmt: skip
-def test_wrong_wishes_are_one_paragraph(tmp_path: Path, words: list[str], says: str) -> None:
-    (tmp_path / "file").touch()
-    done = run(tmp_path, *words)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.slow
 def test_a_jobs_layer_on_two_ranks(tmp_path: Path) -> None:
     job = write_job(tmp_path)
-    done = run(tmp_path, job, "--world-size", "2", "--seconds", "5")
-    assert done.returncode == 0, done.stderr + done.stdout
-    for word in ("all_reduce", "side by side", "matrix products", "memory", "2 ranks, in a node", "profile.json"):
+    done = succeed("measure", "machine", job, "--world-size", "2", "--seconds", "5", folder=tmp_path)
+    for word in ("all_reduce", "overlapped", "matrix products", "memory", "2 ranks, in a node", "profile.json"):
         assert word in done.stdout
     found = Profile.read(tmp_path / "profile.json")
     assert {one.hidden for one in found.modules} == {32}
@@ -129,7 +94,7 @@ def test_a_clusters_row_is_known_to_place_from_then_on(
     """A lab's is not: its processors and links are nobody's cluster."""
     from plait.api.spreading import SpreadAnswer
     from plait.cli.main import app
-    from plait.place.affinity import known_profiled, own_rows
+    from plait.place.solve.affinity import known_profiled, own_rows
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr("plait.api.spreading.profile_spread", lambda *_, **__: SpreadAnswer(PROFILE))

@@ -1,4 +1,5 @@
-"""A loop of one's own under torchrun: what ``plait train`` computes, and what transformers computes."""
+"""A loop of one's own under torchrun: what ``plait train`` computes, and what transformers
+computes."""
 
 from __future__ import annotations
 
@@ -26,11 +27,12 @@ SAME_TOKENS = """
 import sys
 from pathlib import Path
 import plait
+from plait.core.job.plan import RunSettings
 from plait.train.data.stream import Stream
 
 job, corpus, *overrides = sys.argv[1:]
 with plait.Engine(job, overrides) as engine:
-    stream, sizes = Stream.open(engine.job, Path(corpus)).train, engine.job.train.batches
+    stream, sizes = Stream.open(RunSettings.of(engine.job), Path(corpus)).train, engine.job.train.batches
     engine.load()
     while engine.done < engine.job.train.steps and not engine.stopping:
         taken = stream.take(sizes.before(engine.done), engine.batch_size)
@@ -114,7 +116,6 @@ def torchrun(ranks: int, script: Path, *arguments: str | Path, errors: bool = Fa
 RAMP = "train.rampup_batch_size={ start = 4, increment = 4, samples = 12 }"
 WAYS = {
     "one size": ["strategy.dp=2", "strategy.shard=zero2", "train.micro_batch_size=2"],
-    "a ramp": ["strategy.dp=2", "strategy.shard=zero2", "train.micro_batch_size=1", "train.global_batch_size=12", RAMP],
     "a ramp through a pipeline": ["strategy.pp=2", "strategy.tp=2", "train.micro_batch_size=1", RAMP,
                                   "train.global_batch_size=12"],
 }  # fmt: skip
@@ -122,12 +123,11 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_loop_of_ones_own_is_plait_train_bit_for_bit(tmp_path: Path, way: str) -> None:
-    """Under tensor and data parallelism, sharded, in several micro-batches, in steps that grow; interrupted
-    and gone on with."""
+    """Under tensor and data parallelism, sharded, in several micro-batches, in steps that grow;
+    interrupted and gone on with."""
     job = write_job(tmp_path, steps=8)
     shape = [*WAYS[way], "strategy.slices.batch=1", "train.eval_every=0", "train.lr_decay_steps=8"]
-    done = train(job, *shape)
-    assert done.returncode == 0, done.stderr
+    train(job, *shape)
     script = tmp_path / "loop.py"
     script.write_text(SAME_TOKENS)
     corpus, runs = tmp_path / "runs" / "job" / "corpus", f"run.folder={tmp_path / 'runs'}"
@@ -217,7 +217,7 @@ def test_a_step_whose_targets_weigh_nothing_has_no_loss(tmp_path: Path, capsys: 
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] is None for line in lines] == [True, True, False, False]
     said = capsys.readouterr().out
-    assert said.count("has no loss: the weights of its targets are 0 in sum") == 2
+    assert said.count("has no loss: the weights of its targets add up to 0") == 2
     assert "warning: step 1 has no loss" in said and "the evaluation after step 3 has no loss" in said
 
 

@@ -1,4 +1,5 @@
-"""``plait plan`` of other frameworks' files: what is searched beside them, and what they ask for."""
+"""``plait plan`` of other frameworks' files: what is searched beside them, and what they ask
+for."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.support.command import plait
+from tests.support.command import plait, succeed
 
 TIER = "unit"
 SCRIPT = """
@@ -50,6 +51,10 @@ def text(found: CompletedProcess[str]) -> str:
     return " ".join((found.stdout + found.stderr).split())
 
 
+JOB = (
+    '[model]\npreset = "llama3.2-1b"\n[data]\nsequence_length = 1024\n[train]\nglobal_batch_size = 16\n'
+    'precision = "bf16-mixed"\n[cluster]\npreset = "h100"\nranks = 8\n[strategy]\ntp = 8\n'
+)
 DS_MODEL = ("model.preset=llama3.2-1b", "data.sequence_length=1024")
 
 
@@ -78,14 +83,14 @@ def test_a_search_beside_flags_that_nobody_knows_predicts_no_own_strategy(folder
     (folder / "run.sh").write_text(SCRIPT.replace("parallel-size 2", "parallel-size $TP"))
     found = plan(folder, "run.sh", "strategy=auto")
     assert found.returncode == 0 and "The file's own strategy has no prediction: " in text(found)
-    assert "strategy.tp: '--tensor-model-parallel-size $TP': nobody knows it before a run" in text(found)
+    assert "strategy.tp: '--tensor-model-parallel-size $TP': known only during a run" in text(found)
 
 
 @pytest.mark.parametrize(
     ("file", "before", "after", "said"),
     [
         ("run.sh", "tensor-model-parallel-size", "tensor-model-paralel-size",
-         "strategy.tp: '--tensor-model-paralel-size 2' is not understood (did you mean tensor-model-parallel-size?)"),
+         "strategy.tp: '--tensor-model-paralel-size 2' is not understood (did you mean --tensor-model-parallel-size?)"),
         ("titan.toml", "tensor_parallel_degree", "tensor_paralell_degree", "strategy.tp: 'parallelism.tensor_paralell"),
         ("ds.json", "train_micro_batch_size_per_gpu", "train_micro_batch_size_per_gpus", "train.micro_batch_size: "),
     ],
@@ -102,10 +107,7 @@ def test_names_that_are_nearly_those_of_degrees_are_asked_for(
 
 
 def test_a_strategy_of_a_job_is_left_to_the_planner(folder: Path) -> None:
-    (folder / "job.toml").write_text(
-        '[model]\npreset = "llama3.2-1b"\n[data]\nsequence_length = 1024\n[train]\nglobal_batch_size = 16\n'
-        'precision = "bf16-mixed"\n[cluster]\npreset = "h100"\nranks = 8\n[strategy]\ntp = 8\n'
-    )
+    (folder / "job.toml").write_text(JOB)
     found = json.loads(plan(folder, "job.toml", "strategy=auto", "--json").stdout)
     assert found["searched"] > 100 and found["candidates"][0]["strategy"]["tp"] == 1
 
@@ -159,7 +161,7 @@ def test_what_deepspeed_leaves_to_a_trainer_is_asked_for(
 ) -> None:
     (folder / "own.json").write_text(json.dumps(DEEPSPEED | changed))
     found = plan(folder, "own.json", *DS_MODEL, "cluster.ranks=8")
-    assert found.returncode == 2 and f"{key}" in text(found) and "nobody knows it before a run" in text(found)
+    assert found.returncode == 2 and f"{key}" in text(found) and "known only during a run" in text(found)
     assert plan(folder, "own.json", *DS_MODEL, "cluster.ranks=8", *keys).returncode == 0
 
 
@@ -171,8 +173,8 @@ FP8 = "--fp8-format hybrid --transformer-impl transformer_engine"
     [
         (FP8, "in fp8 on 8 ranks"),
         (f"{FP8} --seq-length 1020", "data.sequence_length: Transformer Engine multiplies in fp8 what 8 divides"),
-        (f"{FP8} --ffn-hidden-size 4104", "model.ffn_hidden = 4,104, shared out over tp ranks, is none such"),
-        (f"{FP8} --ffn-hidden-size 4112", "model.ffn_hidden = 4,112, shared out over tp ranks, is none such"),
+        (f"{FP8} --ffn-hidden-size 4104", "model.ffn_hidden = 4,104, sharded over tp ranks, is none such"),
+        (f"{FP8} --ffn-hidden-size 4112", "model.ffn_hidden = 4,112, sharded over tp ranks, is none such"),
         (f"{FP8} --ffn-hidden-size 4128", "in fp8 on 8 ranks"),
         (f"{FP8} --fp8-recipe mxfp8 --ffn-hidden-size 4128", "what 32 divides in height and 32 in width"),
         ("--seq-length 1020 --ffn-hidden-size 4104", "on 8 ranks"),
@@ -191,7 +193,7 @@ def test_products_that_transformer_engine_refuses_in_eight_bits(folder: Path, mo
         ("--zero-stage 3", "p,g,o 4,4,4"),
         ("--zero-stage 0 --ds-sequence-parallel-size 2", "heads x ring 2x1"),
         ("--zero-stage 0 --checkpoint-activations", "recompute full"),
-        ("--zero-stage 4", "--zero-stage: 4 is unknown"),
+        ("--zero-stage 4", "--zero-stage: '4' is unknown"),
         ("--pad-vocab-size-to 60160", "parameters"),
     ],
 )
@@ -213,8 +215,8 @@ def test_devices_before_bf16_keep_the_scores_of_attention(folder: Path) -> None:
     (folder / "run.sh").write_text(large.replace("micro-batch-size 1", "micro-batch-size 4"))
     found = plait("plan", "run.sh", "cluster.preset=v100", folder=folder)
     assert found.returncode == 2 and "does not fit" in text(found)
-    small = plait("plan", "run.sh", "cluster.preset=v100", "train.micro_batch_size=1", folder=folder)
-    assert small.returncode == 0 and "has none of the kernels of fused attention" in text(small)
+    small = succeed("plan", "run.sh", "cluster.preset=v100", "train.micro_batch_size=1", folder=folder)
+    assert "lacks the fused attention kernels" in text(small)
     assert "fused attention" not in text(plan(folder, "run.sh"))
 
 
@@ -242,14 +244,14 @@ def recipe():
         ("8B(\n", "(num_layers=4, hidden_size=1024, ffn_hidden_size=2048, num_attention_heads=16,\n", [],
          r"300,426,240 parameters"),
         ("Llama3ModelProvider8B(", "Qwen3ModelProvider8B(num_layers=4,", [],
-         r"model: Qwen3ModelProvider8B has defaults of its own, and nobody knows here which: hidden_size, "),
+         r"model: Qwen3ModelProvider8B has defaults of its own, which are unknown here: hidden_size, "),
         ("Llama3ModelProvider8B(", "Qwen3ModelProvider8B(", ["model.preset=qwen3-8b"], r"8,190,735,360 parameters"),
         ("2, 1, 2", "degrees()", [],
-         r"--tensor-model-parallel-size: 'TP', --pipeline.*: nobody knows these .* add strategy.tp=... strategy"),
+         r"--tensor-model-parallel-size: 'TP', --pipeline.*: known only during .* add strategy.tp=... strategy"),
         ("= _pretrain", "= base(); cfg = _pretrain", [], r"8,030,261,248 parameters"),
-        ("_pretrain_common()", "llama3_8b()", [], r"llama3_8b\(\): stands for flags that nobody knows .* strategy"),
+        ("_pretrain_common()", "llama3_8b()", [], r"llama3_8b\(\): may stand for flags that are known .* strategy"),
         ("    cfg.train", "    if BIG:\n        cfg.train.seq_length = 8192\n    cfg.train", [],
-         r"--seq-length: '8192 or left out': nobody knows it"),
+         r"--seq-length: '8192 or left out': known only during"),
         ("    cfg.train", "    if TP == 2:\n        cfg.dataset.seq_length = 8192\n    cfg.train", [], r"parameters"),
     ],
 )  # fmt: skip
@@ -277,7 +279,7 @@ HUGGING_FACE = ("config.json", "data.sequence_length=256", "train.global_batch_s
             "torch_dtype: 'float16' is no precision that Plait computes in. Add train.prec",
         ),
         ({"dtype": "float16"}, ("train.precision=bf16-mixed",), "parameters on 8 ranks"),
-        (MISTRAL | {"sliding_window": 0}, (), "sliding_window: 0 has no token see another"),
+        (MISTRAL | {"sliding_window": 0}, (), "sliding_window: 0 means in transformers"),
         (MISTRAL | {"sliding_window": None}, (), "parameters in fp32 on 8 ranks"),
     ],
 )
@@ -297,3 +299,14 @@ def test_a_job_keeps_its_default_precision_beside_weights_of_another_type(folder
     assert "in fp32 on 8 ranks" in found and "config.json has bfloat16, and the job no train.precision" in found
     assert "has bfloat16" not in text(plan(folder, "job.toml", "cluster.ranks=8", "train.precision=fp32"))
     assert "has bfloat16" in text(plait("train", "job.toml", "--dry-run", "strategy.tp=1", folder=folder))
+
+
+def test_a_plan_replaces_another_with_a_word_and_no_other_file(folder: Path) -> None:
+    (folder / "job.toml").write_text(JOB)
+    assert "of another plan" not in plan(folder, "job.toml", "train.steps=3").stdout
+    assert "of another plan" not in plan(folder, "job.toml", "train.steps=3").stdout
+    assert "in place of another plan (--out FILE keeps both)" in text(plan(folder, "job.toml", "train.steps=4"))
+    (folder / "notes.json").write_text("{}")
+    found = plan(folder, "job.toml", "--out", "notes.json")
+    assert found.returncode == 2 and "notes.json is no plan, and a plan would replace it" in text(found)
+    assert (folder / "notes.json").read_text() == "{}"

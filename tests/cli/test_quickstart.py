@@ -1,34 +1,22 @@
-"""The README's first minute: every number that is printed, written or drawn of the quickstart can be, and
-those that say the same agree."""
+"""The README's first minute: every number that is printed, written or drawn of the quickstart can
+be, and those that say the same agree."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from plait.cli.main import app
 from plait.core.job.plan import Plan
-from plait.core.record.records import Records
-from plait.core.record.ring import RecordKind
-from plait.core.record.ring_follower import RingFollower
-from plait.core.record.timeline import Timeline
-from plait.core.runs.ring_calls import ring_path
-from plait.launch.collect.live import Live
-from tests.support.exposure import exposure_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.smoke]
 
@@ -84,7 +72,8 @@ def train(tmp: Path, job: Path, steps: int, *settings: str) -> Run:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """As the README says; and the plan that it wrote, with slices whose collectives end out of order."""
+    """As the README says; and the plan that it wrote, with slices whose collectives end out of
+    order."""
     steps, *settings = FEW
     first = train(tmp_path_factory.mktemp("as"), ROOT / "specs" / "jobs" / "quickstart.toml", steps, *settings)
     plan = Plan.read(first.folder / "plan.json")
@@ -136,64 +125,6 @@ def test_metrics_are_possible_and_agree_with_each_other(run: Run) -> None:
         assert 10 << 20 < size < last["memory_process"][name] < 2 << 30
 
 
-def test_the_timeline_has_what_the_metrics_have(run: Run) -> None:
-    ring = RingFollower(ring_path(run.folder, 0))
-    ring.advance()
-    table = ring.take(0, run.steps)
-    lengths = {
-        int(row["step"]): (row["ended"] - row["started"]) / 1e9 for row in table[table["kind"] == RecordKind.STEP]
-    }
-    parts = [Timeline.read_parquet(path) for path in sorted((run.folder / "timeline").glob("*.parquet"))]
-    spans = [span for part in parts for span in part.spans]
-    assert {span.step for span in spans} == set(range(run.steps)) and {span.rank for span in spans} == {0, 1}
-    for line in run.metrics:
-        own = [span for span in spans if (span.step, span.rank) == (line["step"] - 1, 0)]
-        inside = [span for span in own if span.kind not in ("evaluation", "checkpoint")]
-        assert all(span.start <= span.end for span in own)
-        assert lengths[line["step"] - 1] == pytest.approx(line["seconds"], rel=0.1, abs=0.05)
-        begin, end = min(span.start for span in inside), max(span.end for span in inside)
-        assert end - begin < 1.5 * line["seconds"] + 0.1
-        found = exposure_of(own)
-        assert found.total == pytest.approx(line["communication_seconds"], rel=1e-6)
-        assert found.exposed == pytest.approx(line["exposed_seconds"], rel=1e-6, abs=1e-7)
-        computing = sum(span.seconds for span in own if span.kind == "compute")
-        assert computing + found.exposed < line["seconds"] + 0.01
-
-
-def test_plait_timeline(run: Run) -> None:
-    found = run.json("diagnose", run.folder, "--timeline")
-    mean = sum(run.seconds) / run.steps
-    for rows, of in ((found["per_step"], ("compute", "wait")), (found["per_step_of_all"], ("compute", "wait"))):
-        assert all(0 <= row["seconds"] < mean + run.longest / run.steps for row in rows)
-        assert sum(row["seconds"] for row in rows if row["kind"] in of) < 1.05 * mean
-    recent = {(row["kind"], row["site"], row["direction"]): row["seconds"] for row in found["per_step"]}
-    for row in found["per_step_of_all"]:  # all steps are kept, so both say the same
-        assert row["seconds"] == pytest.approx(recent[row["kind"], row["site"], row["direction"]], abs=1e-8)
-    comm = found["communication"]
-    assert 0 < comm["exposed"] <= comm["total"] < mean
-    assert found["hidden"] == pytest.approx(1 - comm["exposed"] / comm["total"])
-    shares = [found["hidden"], *(group["hidden"] for group in found["hidden_by_step"])]
-    assert all(0 <= share <= 1 for share in shares)
-    assert all(slow["seconds"] < run.longest for slow in found["slowest"])
-    assert_possible(run.told("diagnose", run.folder, "--timeline"), run.longest)
-
-
-def test_plait_timeline_against_the_plan(run: Run) -> None:
-    found = run.json("diagnose", run.folder, "--timeline", "--against", run.folder / "plan.json")
-    assert (found["never_seen"], found["not_planned"], found["notes"]) == ([], [], [])
-    measured, predicted = (dict.fromkeys(("compute", "comm", "wait"), 0.0) for _ in range(2))
-    for row in found["rows"]:
-        measured[row["kind"]] += row["measured"]
-        predicted[row["kind"]] += row["predicted"]
-    for kind in ("compute", "comm"):
-        assert 1 / 8 < measured[kind] / predicted[kind] < 8, kind
-    mean = sum(run.seconds) / run.steps
-    for comm in found["communication"].values():
-        assert 0 <= comm["exposed"] <= comm["total"] < 2 * mean
-        assert comm["hidden"] == pytest.approx(1 - comm["exposed"] / comm["total"])
-    assert_possible(run.told("diagnose", run.folder, "--timeline", "--against", run.folder / "plan.json"), run.longest)
-
-
 def test_plait_diagnose(run: Run) -> None:
     found = run.json("diagnose", run.folder)
     steps = found["steps"]
@@ -227,85 +158,6 @@ def test_plait_diagnose(run: Run) -> None:
         what_if["replayed"] == pytest.approx(what_if["recorded"], rel=0.2) and what_if["recorded"] < 1.2 * mean + 0.02
     )
     assert_possible(run.told("diagnose", run.folder), run.longest)
-
-
-def test_plait_report_draws_what_can_be(run: Run, tmp_path: Path) -> None:
-    run.told("view", run.folder, "--save", tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    found = dict(re.findall(r'<script type="application/json" data-figure="([^"]+)">(.*?)</script>', page, re.DOTALL))
-    figures = {name: json.loads(text) for name, text in found.items()}
-    assert {"timeline-figure", "series-figure", "memory-figure", "prediction-figure"} <= figures.keys()
-    longest = 1e3 * max(run.seconds) * 1.5 + 100
-    for bar in bars(figures["timeline-figure"]):  # with what came after the step
-        assert 0 <= bar <= 1e3 * run.longest
-    for bar in bars(figures["prediction-figure"]):
-        assert 0 <= bar <= longest
-    for trace in figures["memory-figure"]["data"]:
-        assert all(0 <= size < 2048 for size in numbers(trace["y"]))
-    maps = [trace for name in figures for trace in figures[name]["data"] if trace["type"] == "heatmap"]
-    heat = [value for trace in maps for value in numbers(trace["z"])]
-    assert heat and all(-longest < value < longest for value in heat), "ms, or by how many more than equals"
-    body = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.DOTALL)
-    assert_possible(re.sub(r"<[^>]+>", " ", body), run.longest)
-
-
-def bars(figure: Mapping[str, Any]) -> Iterator[float]:
-    for trace in figure["data"]:
-        if trace["type"] == "bar":
-            yield from (value for name in ("x", "base") for value in numbers(trace.get(name) or []))
-
-
-def numbers(value: Any) -> list[float]:
-    """Of a figure's array, in whichever form Plotly takes it; without gaps."""
-    if isinstance(value, dict):
-        value = np.frombuffer(base64.b64decode(value["bdata"]), value["dtype"]).tolist()
-    flat = [one for row in value for one in (row if isinstance(row, list) else [row])]
-    return [one for one in flat if one is not None and one == one]
-
-
-def test_plait_trace_export(run: Run, tmp_path: Path) -> None:
-    run.told("trace", "export", run.folder, "--out", tmp_path / "trace.json", "--steps", "2-4")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    spans = [event for event in events if event["ph"] == "X"]
-    assert {event["pid"] for event in spans} == {0, 1}
-    within = 1e6 * (sum(run.seconds[1:4]) * 1.5 + run.longest)
-    assert all(event["dur"] >= 0 and event["ts"] >= 0 and event["ts"] + event["dur"] < within for event in spans)
-    assert max(event["dur"] for event in spans if event["cat"].startswith("comm")) < 1e6 * max(run.seconds[1:4])
-
-
-def test_counters_for_prometheus_only_grow_and_no_faster_than_time(run: Run) -> None:
-    live, before = Live(run.folder, Plan.read(run.folder / "plan.json")), dict[tuple[str, str], float]()
-    registry = CollectorRegistry()
-    registry.register(live)  # type: ignore[arg-type]
-    rings = [RingFollower(ring_path(run.folder, rank)) for rank in (0, 1)]
-    for ring in rings:
-        ring.advance()
-    for step in range(run.steps):
-        for ring in rings:
-            live.add(ring.header, Records(ring.take(step, step), ring.names, ring.groups))
-            live.at(ring.header, 0)
-        live.measured(run.metrics[step])
-        now = {
-            (sample.name, json.dumps(sample.labels, sort_keys=True)): sample.value
-            for family in text_string_to_metric_families(generate_latest(registry).decode())
-            for sample in family.samples
-        }
-        for (name, labels), value in now.items():
-            if name.endswith(("_total", "_bucket", "_sum", "_count")):
-                grown = value - before.get((name, labels), 0.0)
-                assert grown >= 0, name
-                if name.endswith("_seconds_total"):
-                    beside = "evaluation" in labels or "checkpoint" in labels  # of the step, and as long as they take
-                    most = run.longest if beside else 2 * run.seconds[step] + run.longest / run.steps
-                    assert grown < most, (name, labels)
-            if name.endswith("_ratio"):
-                assert 0 <= value <= 1.5
-        before = now
-    hid = {rank: before["plait_hidden_communication_ratio", f'{{"rank": "{rank}"}}'] for rank in (0, 1)}
-    assert hid[0] == pytest.approx(run.metrics[-1]["hidden"], rel=1e-6)
-    total = sum(line["communication_seconds"] for line in run.metrics)
-    assert before["plait_communication_seconds_total", '{"axis": "tp", "rank": "0"}'] >= total * (1 - 1e-6)
-    assert before["plait_steps_total", '{"rank": "1"}'] == run.steps
 
 
 def assert_possible(said: str, longest: float) -> None:

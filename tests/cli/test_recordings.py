@@ -1,4 +1,5 @@
-"""``plait diagnose`` on recordings of other programs that are a little unusual: what a user reads of them."""
+"""``plait diagnose`` on recordings of other programs that are a little unusual: what a user reads
+of them."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def test_an_address_in_a_name_is_no_rank(tmp_path: Path, named: str) -> None:
 
 
 def astray(last: int, *messages: Content) -> Content:
-    """A dump of one of three ranks: 3 messages each way along the line that ended, then what is open."""
+    """A dump of one of three ranks: 3 messages each way along the line that ended, then what is
+    open."""
     ways = {0: ("send 0->1",), 1: ("recv 1<-0", "send 1->2"), 2: ("recv 2<-1",)}[last]
     ended = [
         message(way, 3 * at + number, 9000 + 100 * at, ended=True) for at in range(3) for number, way in enumerate(ways)

@@ -1,9 +1,8 @@
-"""How a run ends when it is told to, when somebody is silent, when its folder is taken away, when another
-start is there first."""
+"""How a run ends when it is told to, when somebody is silent, when its folder is taken away, when
+another start is there first."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +28,6 @@ from tests.support.runs import (
     rank_pids,
     start,
     train,
-    trained,
     wait_for_step,
     write_job,
 )
@@ -38,13 +35,7 @@ from tests.support.runs import (
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was never disturbed."""
-    return trained(tmp_path_factory.mktemp("finished"))
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_the_same_command_resumes(
     finished: Path, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
@@ -56,7 +47,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert process.returncode == status, errors
     assert "stopped and saved after step" in output
     assert f"{number.name}: stopping after this step" in errors
-    assert train(job).returncode == 0
+    train(job)
     assert curve(job) == curve(finished)
 
 
@@ -90,7 +81,7 @@ def test_the_terminal_is_closed(finished: Path, tmp_path: Path) -> None:
     assert process.wait(timeout=60) == 129
     last = metrics(job)[-1]["step"]
     assert (tmp_path / "runs" / "job" / "checkpoints" / f"step-{last:08d}").is_dir()
-    assert train(job).returncode == 0
+    train(job)
     assert curve(job) == curve(finished)
 
 
@@ -102,7 +93,7 @@ def _read_all(descriptor: int) -> None:
         pass
 
 
-@pytest.mark.parametrize("moment", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("moment", [0.3, 1.5])
 def test_sigterm_in_a_scripts_background_job_at_any_early_moment(tmp_path: Path, moment: float) -> None:
     """Where SIGINT is ignored; while ranks import, meet, prepare."""
     job = write_job(tmp_path, steps=100000)
@@ -138,14 +129,15 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     assert re.search(r"rank 1 has not answered for \d+ s \(.*its process is stopped", text), text
 
 
-def test_a_second_start_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_run_listens_on_loopback_and_a_second_start_changes_nothing(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=100000)
     process = start(job)
     try:
         wait_for_step(process, job, 2)
+        listening = {address for pid in [process.pid, *rank_pids(process)] for address in _listening(pid)}
+        assert listening == {"127.0.0.1"}, "the store and gloo are nobody else's"
         before = (tmp_path / "runs" / "job" / "job.toml").read_bytes()
-        second = train(job, "strategy.tp=1")
-        assert second.returncode == 2, second.stdout + second.stderr
+        second = train(job, "strategy.tp=1", status=2)
         text = " ".join(second.stderr.split())
         assert f"in use by process {process.pid}" in text
         assert "since" in text
@@ -155,8 +147,7 @@ def test_a_second_start_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
-    third = train(job, "train.steps=3")  # the holder is dead
-    assert third.returncode == 0, third.stderr
+    train(job, "train.steps=3")  # the holder is dead
 
 
 @pytest.mark.parametrize("what", ["the folder", "the lock"])
@@ -166,7 +157,7 @@ def test_a_run_whose_folder_or_lock_is_taken_away_is_an_error(tmp_path: Path, wh
     wait_for_step(process, job, 2)
     run = tmp_path / "runs" / "job"
     if what == "the folder":
-        run.rename(tmp_path / "away")
+        run.rename(tmp_path / "away")  # at once, so that nothing is written in between
         shutil.rmtree(tmp_path / "away")
     else:
         (run / NAME).unlink()
@@ -176,6 +167,7 @@ def test_a_run_whose_folder_or_lock_is_taken_away_is_an_error(tmp_path: Path, wh
     text = " ".join(errors.split())
     assert str(run) in text
     assert re.search(r"was removed or (renamed|moved)", text)
+    assert run.exists() == (what == "the lock"), "nothing is written where the folder was"
 
 
 def test_a_run_whose_folder_goes_just_before_its_end_is_an_error(tmp_path: Path) -> None:
@@ -187,22 +179,6 @@ def test_a_run_whose_folder_goes_just_before_its_end_is_an_error(tmp_path: Path)
     _, errors = process.communicate(timeout=90)
     assert process.returncode not in (0, None), errors
     assert "Traceback" not in errors
-
-
-@pytest.fixture
-def local_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    job = write_job(tmp_path, steps=100000)
-    process = start(job)
-    wait_for_step(process, job, 2)
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def test_nothing_of_a_local_run_listens_beyond_loopback(local_run: subprocess.Popen[str]) -> None:
-    found = {address for pid in [local_run.pid, *rank_pids(local_run)] for address in _listening(pid)}
-    assert found  # the store, gloo's
-    assert found == {"127.0.0.1"}
 
 
 def _listening(pid: int) -> set[str]:
@@ -228,10 +204,6 @@ def _listening(pid: int) -> set[str]:
 
 
 MAPPED = b"\0" * 10 + b"\xff\xff"
-
-
-def test_the_lock_says_who_holds_it(local_run: subprocess.Popen[str], tmp_path: Path) -> None:
-    assert json.loads((tmp_path / "runs" / "job" / NAME).read_text())["pid"] == local_run.pid
 
 
 @pytest.mark.lab
@@ -276,7 +248,7 @@ def test_ctrl_c_while_it_waits_to_start_again_and_no_second_start_meanwhile(fini
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "SIGINT: not started again" in errors
-    assert train(job).returncode == 0
+    train(job)
     assert curve(job) == curve(finished)
 
 
@@ -293,12 +265,12 @@ def test_states_in_memory_are_newer_than_checkpoints_and_are_removed(finished: P
     assert not memory_of(tmp_path / "runs" / "job").exists()
 
 
-def test_states_in_memory_go_when_the_launcher_is_killed(tmp_path: Path) -> None:
+def test_ranks_and_states_in_memory_go_when_the_launcher_is_killed(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=100_000, every=0)
     process = start(job, "run.memory_every=2")
     wait_for_step(process, job, 5)
-    folder = memory_of(tmp_path / "runs" / "job")
+    folder, ranks = memory_of(tmp_path / "runs" / "job"), rank_pids(process)
     assert folder.is_dir()
     process.kill()
     process.communicate(timeout=60)
-    _until(lambda: not folder.exists())
+    _until(lambda: not folder.exists() and not any(Path(f"/proc/{pid}").exists() for pid in ranks))

@@ -13,10 +13,10 @@ import pytest
 
 from plait.core.record.ring import read_rings
 from plait.core.runs.attempts import read_attempts
+from plait.core.runs.evidence import RINGS
 from plait.core.runs.lock import NAME
-from plait.core.runs.ring_calls import RINGS
 from tests.support.ports import own_port
-from tests.support.runs import curve, metrics, train, trained, wait_for_step, write_job
+from tests.support.runs import curve, metrics, train, wait_for_step, write_job
 
 pytestmark = pytest.mark.slow
 
@@ -36,25 +36,20 @@ def torchrun(job: Path, *settings: str, options: tuple[str, ...] = ("--nproc-per
 
 
 def two_agents(job: Path, *settings: str) -> list[subprocess.Popen[str]]:
-    """Two machines of one rank each, both this one. settings: of each machine in turn, if there are any."""
+    """Two machines of one rank each, both this one. settings: of each machine in turn, if there are
+    any."""
     where = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={own_port()}")
     own = [settings[number : number + 1] for number in range(2)]
     return [torchrun(job, *own[number], options=(*where, f"--node-rank={number}")) for number in range(2)]
 
 
-@pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same job, run by ``plait train``."""
-    return trained(tmp_path_factory.mktemp("launched"))
-
-
-def test_one_machine(launched: Path, tmp_path: Path) -> None:
+def test_one_machine(finished: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path)
     process = torchrun(job, "train.log_every=1")
     output, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
     assert "trained 12 steps" in output
-    assert curve(job) == curve(launched)
+    assert curve(job) == curve(finished)
     assert not (tmp_path / "runs" / "job" / NAME).exists()
     assert (tmp_path / "runs" / "job" / "plan.json").is_file()
     (one,) = read_attempts(tmp_path / "runs" / "job")
@@ -62,12 +57,12 @@ def test_one_machine(launched: Path, tmp_path: Path) -> None:
     assert one.restart_seconds and one.first_step_seconds and one.plan
 
 
-def test_two_machines(launched: Path, tmp_path: Path) -> None:
+def test_two_machines(finished: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path)
     agents = two_agents(job)
     ends = [agent.communicate(timeout=180) for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], ends
-    assert curve(job) == curve(launched)
+    assert curve(job) == curve(finished)
 
 
 def test_machines_with_other_settings_are_refused_by_key(tmp_path: Path) -> None:
@@ -86,7 +81,7 @@ def test_machines_with_other_settings_are_refused_by_key(tmp_path: Path) -> None
     assert metrics(job) == []
 
 
-def test_sigterm_saves_and_the_same_command_resumes(launched: Path, tmp_path: Path) -> None:
+def test_sigterm_saves_and_the_same_command_resumes(finished: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path, every=0)
     process = torchrun(job)
     wait_for_step(process, job, 4)
@@ -99,13 +94,13 @@ def test_sigterm_saves_and_the_same_command_resumes(launched: Path, tmp_path: Pa
     output, errors = again.communicate(timeout=180)
     assert again.returncode == 0, errors
     assert "resuming after step" in output
-    assert curve(job) == curve(launched)
+    assert curve(job) == curve(finished)
     first, second = read_attempts(tmp_path / "runs" / "job")
     assert (first.outcome, second.outcome) == ("stopped", "finished")
     assert (second.resumed, second.step) == (first.step, 12)
 
 
-def test_a_restart_of_torchruns_is_one_more_attempt(launched: Path, tmp_path: Path) -> None:
+def test_a_restart_of_torchruns_is_one_more_attempt(finished: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path, every=2)
     process = torchrun(job, options=("--nproc-per-node=2", "--max-restarts=1"))
     wait_for_step(process, job, 4)
@@ -113,7 +108,7 @@ def test_a_restart_of_torchruns_is_one_more_attempt(launched: Path, tmp_path: Pa
     os.kill(next(one.header.pid for one in rings if one.rank == 1), signal.SIGKILL)
     output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    assert curve(job) == curve(launched), output
+    assert curve(job) == curve(finished), output
     first, second = read_attempts(tmp_path / "runs" / "job")
     assert first.outcome in ("failed", "stopped", "cut off")  # as rank 0 saw it
     assert (second.outcome, second.attempt, second.step) == ("finished", 2, 12)
@@ -132,15 +127,10 @@ def test_the_wrong_number_of_ranks_is_refused_before_anything_is_written(tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("setting", "says"), [("model.hiden=64", "did you mean 'hidden'"), ("data.text=nowhere", "nowhere")]
-)
-def test_what_plait_train_refuses_is_refused_once(tmp_path: Path, setting: str, says: str) -> None:
-    process = torchrun(write_job(tmp_path), setting)
+def test_what_plait_train_refuses_is_refused_once(tmp_path: Path) -> None:
+    process = torchrun(write_job(tmp_path), "data.text=nowhere")
     _, errors = process.communicate(timeout=120)
-    assert process.returncode != 0
-    ours = [line for line in errors.splitlines() if line.startswith("plait: ") or says in line]
-    assert any(says in line for line in ours), errors
+    assert process.returncode != 0 and "nowhere: no such file" in " ".join(errors.split())
     assert sum(line.startswith("plait: ") for line in errors.splitlines()) == 1, errors
 
 
@@ -150,8 +140,7 @@ def test_a_run_that_is_going_on_is_refused(tmp_path: Path) -> None:
     try:
         wait_for_step(process, job, 2)
         before = metrics(job)[-1]["step"]
-        second = train(job)
-        assert second.returncode == 2
+        second = train(job, status=2)
         assert "is in use by process" in " ".join(second.stderr.split())
         _wait_beyond(process, job, before)
     finally:
@@ -200,7 +189,7 @@ def test_a_rank_that_waits_in_vain_says_so_where_no_launcher_does(tmp_path: Path
         ranks[1].send_signal(signal.SIGSTOP)
         _, errors = ranks[0].communicate(timeout=90)
         assert ranks[0].returncode == 1
-        assert "plait: rank 0 has waited 4 s (run.timeout) in vain for another rank while step" in errors
+        assert "plait: rank 0 timed out after 4 s (run.timeout) waiting for another rank while step" in errors
     finally:
         for rank in ranks:
             rank.kill()

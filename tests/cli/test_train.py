@@ -1,5 +1,5 @@
-"""A whole run: it trains, survives being stopped and killed, resumes exactly, and explains itself when it
-cannot."""
+"""A whole run: it trains, survives being stopped and killed, resumes exactly, and explains itself
+when it cannot."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,20 +27,11 @@ from tests.support.runs import (
     rank_pids,
     start,
     start_and_kill,
-    stopped_after,
     train,
-    trained,
-    wait_for_step,
     write_job,
 )
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was never disturbed; its folder also serves as the corpus of others."""
-    return trained(tmp_path_factory.mktemp("finished"))
 
 
 @pytest.fixture
@@ -82,7 +71,6 @@ def test_kill_any_rank_at_any_moment_and_the_curve_continues_exactly(
     for rank, step in kills:
         start_and_kill(job, rank, step)
     done = train(job)
-    assert done.returncode == 0, done.stderr
     assert re.search("resuming after step [48]", done.stdout)  # that of 8 is begun when that of 4 is complete
     assert curve(job) == curve(finished)
 
@@ -97,39 +85,14 @@ def test_kill_early(finished: Path, tmp_path: Path, moment: float) -> None:
     if process.poll() is None and rank_pids(process):
         kill_rank(process, 0)
     process.communicate(timeout=60)
-    assert train(job).returncode == 0
-    assert curve(job) == curve(finished)
-
-
-def test_killing_the_launcher_ends_the_ranks(tmp_path: Path) -> None:
-    job = write_job(tmp_path, steps=100000)
-    process = start(job)
-    wait_for_step(process, job, 2)
-    ranks = rank_pids(process)
-    process.kill()
-    process.communicate()
-    end = time.monotonic() + 10
-    while time.monotonic() < end and any(_alive(pid) for pid in ranks):
-        time.sleep(0.1)
-    assert not any(_alive(pid) for pid in ranks)
-
-
-def test_ctrl_c_saves_and_the_same_command_resumes(finished: Path, tmp_path: Path) -> None:
-    job = write_job(tmp_path, every=0)
-    process = start(job)
-    wait_for_step(process, job, 5)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "stopped and saved after step" in output
-    assert train(job).returncode == 0
+    train(job)
     assert curve(job) == curve(finished)
 
 
 def test_another_job_under_the_same_name_is_refused(finished: Path) -> None:
     run = finished.parent / "runs" / "job"
     before = {name: (run / name).read_bytes() for name in ("metrics.jsonl", "job.toml", "plan.json")}
-    assert_refused(train(finished, "train.seed=7"), "another job: train.seed was 0 and is 7", "run.name")
+    assert_refused(train(finished, "train.seed=7", status=2), "another job: train.seed was 0 and is 7", "run.name")
     assert {name: (run / name).read_bytes() for name in before} == before
 
 
@@ -139,7 +102,6 @@ def test_a_truncated_token_shard_is_prepared_again_and_a_damaged_checkpoint_is_s
     os.truncate(next(newest.glob("*.safetensors")), 100)
     os.truncate(run / "corpus" / "text" / "train-00000.bin", 1000)
     done = train(damaged)
-    assert done.returncode == 0, done.stderr
     assert "resuming after step 8" in done.stdout
     warnings = " ".join(done.stdout.split()).split("warning: ")[1:]
     (warning,) = (line for line in warnings if "/checkpoints/" in line.split()[0])
@@ -153,7 +115,7 @@ def test_a_damaged_only_checkpoint_is_one_clear_error(damaged: Path) -> None:
         content = bytearray(shard.read_bytes())
         content[len(content) // 2] ^= 1  # right size, wrong bits
         shard.write_bytes(content)
-    assert_refused(train(damaged), "none of its checkpoints can be used", "run.name=NAME")
+    assert_refused(train(damaged, status=2), "none of its checkpoints can be used", "run.name=NAME")
 
 
 def export(*args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -185,7 +147,7 @@ def test_a_port_in_use_is_named_where_ranks_meet_at_one(tmp_path: Path) -> None:
         argv = [sys.executable, "-m", "plait.train.worker", str(job), f"run.folder={tmp_path / 'runs'}"]
         begun = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=os.environ | environ, check=False)
         assert_refused(begun, port, "port")
-        assert train(job, environ={"MASTER_PORT": port}).returncode == 0
+        train(job, environ={"MASTER_PORT": port})
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
@@ -200,8 +162,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
     try:
         job = write_job(tmp_path)
-        done = train(job, f"run.folder={small}", "run.timeline_steps=0")
-        assert done.returncode == 2, done.stdout + done.stderr
+        done = train(job, f"run.folder={small}", "run.timeline_steps=0", status=2)
         assert "Traceback" not in done.stderr
         assert str(small) in done.stderr
     finally:
@@ -209,55 +170,10 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         shutil.rmtree(small, ignore_errors=True)
 
 
-@pytest.mark.parametrize(("setting", "says"), [
-    ("model.hiden=64", ("model.hiden", "did you mean 'hidden'")),
-    ("strategy.tp=3", ("strategy.tp", "num_heads = 4", "1, 2 or 4")),
-    ("strategy.slices.batch=9", ("slices", "9", "4")),
-    ("train.global_batch_size=0", ("train.global_batch_size", "0")),
-    ("data.sequence_length=-4", ("data.sequence_length", "-4")),
-    ("train.precision=fp8", ("train.precision", "fp8", "bf16")),
-    ("data.text=nowhere", ("nowhere",)),
-    ("data.tokenizer=missing.json", ("missing.json",)),
-])  # fmt: skip
-def test_bad_input_is_one_paragraph(tmp_path: Path, setting: str, says: tuple[str, ...]) -> None:
-    assert_refused(train(write_job(tmp_path), setting), *says)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def test_auto_slices_are_timed_shown_and_kept_and_the_same_command_has_nothing_to_do(tmp_path: Path) -> None:
-    job = write_job(tmp_path, steps=1_000_000)  # worth timing for
-    settings = (
-        "strategy.slices=auto",
-        "strategy.sequence_parallel=auto",
-        "train.warmup_steps=0",
-        "train.eval_every=1000000",
-    )
-    first = stopped_after(job, 3, *settings)
-    assert "Measured before training" in first
-    assert "slices: fastest of 12 timed candidates" in first
-    plan = Plan.read(tmp_path / "runs" / "job" / "plan.json")
-    assert plan.costs is not None
-    done = len(metrics(job))
-    again = train(job, *settings, f"train.steps={done}")
-    assert again.returncode == 0
-    assert f"already trained for {done} steps" in again.stdout
-    assert "Measured before training" not in again.stdout
-    assert len(metrics(job)) == done
-    kept = Plan.read(tmp_path / "runs" / "job" / "plan.json")
-    assert replace(kept, job=plan.job) == plan
-
-
 def test_a_run_that_is_over_before_timing_pays_keeps_the_plain_order_and_says_so(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=8)  # half of the most that 8 steps can save is less than two candidates take
     settings = ("strategy.slices=auto", "strategy.sequence_parallel=auto")
     done = train(job, *settings)
-    assert done.returncode == 0, done.stderr
     assert "Measured before training" not in done.stdout
     said = r"slices: nothing is timed before training: .* at most \d+\.\d s of this run, timing 12 candidates takes"
     assert re.search(said, " ".join(done.stdout.split()))
@@ -267,6 +183,5 @@ def test_a_run_that_is_over_before_timing_pays_keeps_the_plain_order_and_says_so
     assert plan.costs is not None  # of the one plain step
     assert "nothing is timed" in plan.notes["slices"]
     again = train(job, *settings, "train.steps=9")
-    assert again.returncode == 0, again.stderr
     assert "timed" not in again.stdout
     assert [row["step"] for row in metrics(job)] == list(range(1, 10))

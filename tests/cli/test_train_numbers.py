@@ -1,4 +1,5 @@
-"""Bad numbers and damaged data in a whole run: it ends or goes on as documented, and never saves them."""
+"""Bad numbers and damaged data in a whole run: it ends or goes on as documented, and never saves
+them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import assert_refused, metrics, train, write_job
+from tests.support.runs import metrics, train, write_job
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +43,9 @@ def sabotage(folder: Path, step: int) -> dict[str, str]:
 @pytest.mark.parametrize("every", [1, 0], ids=["at a checkpoint", "at the end"])
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, every: int) -> None:
     job = write_job(tmp_path, steps=1 if every == 0 else 3, every=every)
-    done = train(job, "train.learning_rate=1e300", "train.warmup_steps=0", "strategy.tp=1", "train.eval_every=0")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = train(
+        job, "train.learning_rate=1e300", "train.warmup_steps=0", "strategy.tp=1", "train.eval_every=0", status=1
+    )
     text = " ".join(done.stderr.split())
     assert "step 1: the weight embedding.weight on rank 0 is not finite after this step" in text
     assert "There is no checkpoint yet" in text
@@ -53,15 +55,13 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, every: int)
 
 def test_a_nan_stops_the_run_by_name_and_the_last_good_checkpoint_goes_on(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=8)
-    done = train(job, environ=sabotage(tmp_path, 7))
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = train(job, environ=sabotage(tmp_path, 7), status=1)
     text = " ".join(done.stderr.split())
     assert "step 7: the loss is" in text
     assert "is the gradient of layers.1.mlp.up.weight on rank 1. The update was not made" in text
     assert "The last good checkpoint is that of step 4." in text
     assert [m["step"] for m in metrics(job)] == [1, 2, 3, 4, 5, 6]
     again = train(job)
-    assert again.returncode == 0, again.stderr
     assert "resuming after step 4" in again.stdout
     assert [m["step"] for m in metrics(job)] == list(range(1, 9))
     assert all(math.isfinite(m["loss"]) for m in metrics(job))
@@ -74,15 +74,13 @@ def test_what_is_advised_after_nan_works_in_the_folder(tmp_path: Path, on_nan: s
     run = tmp_path / "runs" / "job"
     asked = ("strategy.tp=1", "train.eval_every=0", "train.keep_checkpoints=1", "train.warmup_steps=0",
              f"train.on_nan={on_nan}")  # fmt: skip
-    done = train(job, *asked, "train.learning_rate=1e15")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = train(job, *asked, "train.learning_rate=1e15", status=1)
     text = " ".join(done.stderr.split())
     assert "No finite step was made from the checkpoint of step 1: it is now step-00000001.not-finite" in text
     assert "Lower train.learning_rate" in text and "the next start begins anew" in text
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000001.not-finite"]
     assert json.loads((run / "attempts.jsonl").read_text())["cause"] == "NotFinite"
     again = train(job, *asked, "train.learning_rate=1e-3", "train.steps=4")
-    assert again.returncode == 0, again.stdout + again.stderr
     assert (
         "its checkpoint is passed over (step-00000001.not-finite), and the run goes on from the beginning"
         in again.stdout
@@ -98,7 +96,6 @@ def test_what_is_advised_after_nan_works_in_the_folder(tmp_path: Path, on_nan: s
 def test_an_update_may_be_left_out(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=6)
     done = train(job, "train.on_nan=skip", environ=sabotage(tmp_path, 3))
-    assert done.returncode == 0, done.stdout + done.stderr
     assert "1 updates skipped" in done.stdout
     assert [m.get("skipped") for m in metrics(job)] == [None, None, 1, 1, 1, 1]
     lines = (tmp_path / "runs" / "job" / "metrics.jsonl").read_text().splitlines()
@@ -108,30 +105,12 @@ def test_an_update_may_be_left_out(tmp_path: Path) -> None:
 
 def test_a_flipped_byte_in_a_token_shard_is_found_and_the_corpus_prepared_again(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=2)
-    assert train(job, "strategy.tp=1").returncode == 0
+    train(job, "strategy.tp=1")
     shard = tmp_path / "runs" / "job" / "corpus" / "text" / "train-00000.bin"
     intact = shard.read_bytes()
     shard.write_bytes(intact[:99] + bytes([intact[99] ^ 1]) + intact[100:])
     done = train(job, "strategy.tp=1")
-    assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "train-00000.bin: damaged (checksum" in said
     assert "Its sources are unchanged, so the corpus is prepared again" in said
     assert shard.read_bytes() == intact
-
-
-@pytest.mark.parametrize(("setting", "says"), [
-    ("data.eval_fraction=1e-9", ("data.eval_fraction", "0 of 12 documents", "train.eval_every = 0")),
-    ("data.sequence_length=100000", ("data.sequence_length", "are for training", "100001 tokens")),
-    ("model.norm_eps=nan", ("model.norm_eps", "nan is not finite")),
-    ("model.norm_eps=-1", ("model.norm_eps", "-1")),
-    ("model.rope_theta=inf", ("model.rope_theta", "inf is not finite")),
-    ("model.num_layers=1e8", ("model.num_layers", "100000000.0 is not allowed", "a whole number")),
-    ("model.num_layers=1000000000000", ("model.num_layers", "a whole number of at least 1, at most 2147483647")),
-    ("train.adam_eps=nan", ("train.adam_eps", "nan")),
-])  # fmt: skip
-def test_what_cannot_train_is_refused_before_ranks_start(tmp_path: Path, setting: str, says: tuple[str, ...]) -> None:
-    done = train(write_job(tmp_path), setting)
-    assert_refused(done, *says)
-    assert "preparing" not in done.stdout
-    assert not (tmp_path / "runs").exists()

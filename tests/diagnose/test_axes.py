@@ -12,10 +12,10 @@ from plait.core.job.spec import Job
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.record.rollup import PROCESSOR
-from plait.diagnose.compare import table_of
-from plait.diagnose.reading import recorded
-from plait.diagnose.recording import Recording, grid_of, unknown_grid, with_axes
-from plait.plan.simulate import simulate_plan
+from plait.diagnose.measured.compare import table_of
+from plait.diagnose.measured.reading import recorded
+from plait.diagnose.measured.recording import Recording, grid_of, unknown_grid, with_axes
+from plait.plan.search.simulate import simulate_plan
 from tests.support.drawn import plan_of
 from tests.support.recordings.made import spans_of
 
@@ -40,8 +40,8 @@ def spans(**strategy: Any) -> pl.DataFrame:
 
 def meetings(found: pl.DataFrame, axis: str) -> set[int]:
     """How many ranks take part in collectives of an axis."""
-    own = found.filter(pl.col("kind") == "comm", pl.col("axis") == axis)
-    return set(own.group_by("meeting").agg(pl.col("rank").n_unique())["rank"].to_list())
+    own = found.filter(kind="comm", axis=axis)
+    return set(own.group_by("meeting").agg(pl.n_unique("rank"))["rank"].to_list())
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def meetings(found: pl.DataFrame, axis: str) -> set[int]:
 )
 def test_stages_of_other_degrees_meet_as_places(strategy: dict[str, Any]) -> None:
     found = spans(**strategy)
-    between = found.filter(pl.col("axis") == "pp")
+    between = found.filter(axis="pp")
     assert set(between["group"].drop_nulls()) >= {"place 0>1", "place 1>0"}
     assert meetings(found, "tp") <= {2}
 
@@ -62,7 +62,7 @@ def test_attention_that_ranks_share_is_context_parallelism(kind: str, tp: int) -
     found = spans(cp=2, cp_comm_type=kind, tp=tp)
     assert meetings(found, "cp") == {2}
     assert meetings(found, "tp") == ({2} if tp > 1 else set())
-    cp = found.filter(pl.col("axis") == "cp")
+    cp = found.filter(axis="cp")
     groups = {tuple(sorted(ranks)) for _, ranks in cp.group_by("group").agg(pl.col("rank").unique()).iter_rows()}
     assert groups == ({(0, 1)} if tp == 1 else {(0, 2), (1, 3)})
 
@@ -113,10 +113,10 @@ def test_sums_of_attention_are_of_context_parallelism_where_layers_are_not_share
 
 def test_of_a_step_whose_spans_are_kept_sums_tell_only_the_processor() -> None:
     plan = planned(dp=2)
-    own = table_of(simulate_plan(plan).timeline((1,), None)).filter(pl.col("rank") == 0)
+    own = table_of(simulate_plan(plan).timeline((1,), None)).filter(rank=0)
     rows = [(step, rank, kind, "x", 9.0) for step in (1, 2) for rank in (0, 1) for kind in ("compute", PROCESSOR)]
     rollup = sums(rows, own, dp=2).rollup
-    told = rollup.filter(pl.col("site") == "x").select("step", "rank", "kind").sort("step", "rank", "kind").rows()
+    told = rollup.filter(site="x").select("step", "rank", "kind").sort("step", "rank", "kind").rows()
     assert set(told) == {
         (1, 0, PROCESSOR), (1, 1, PROCESSOR), (1, 1, "compute"), (2, 0, PROCESSOR), (2, 0, "compute"),
         (2, 1, PROCESSOR), (2, 1, "compute"),

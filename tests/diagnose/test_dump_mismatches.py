@@ -1,4 +1,5 @@
-"""What members of a group began differently, by flight recorder dumps: operation, size, type, order."""
+"""What members of a group began differently, by flight recorder dumps: operation, size, type,
+order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who is named by flight recorder dumps of a job that hangs: ranks that did not come, or do not end."""
+"""Who is named by flight recorder dumps of a job that hangs: ranks that did not come, or do not
+end."""
 
 from __future__ import annotations
 
@@ -19,12 +20,6 @@ from tests.support.recordings.theirs import (
 )
 
 
-def test_a_healthy_job(tmp_path: Path) -> None:
-    found = verdict_of(tmp_path, dump(0), dump(1))
-    assert (found.cause, found.ranks) == ("none", ())
-    assert found.why == "Nothing is wrong in the dumps: all of their 10 operations have ended."
-
-
 def test_a_rank_that_did_not_come_is_named_with_what_it_did_last(tmp_path: Path) -> None:
     dumps = all_waiting(4)
     dumps[2] = dump(2, world=4)
@@ -35,13 +30,6 @@ def test_a_rank_that_did_not_come_is_named_with_what_it_did_last(tmp_path: Path)
     )
     assert "all-reduce 4" in found.why, "its last"
     assert [link.on for link in found.chain] == [(2,)]
-
-
-def test_a_rank_without_a_dump_is_named(tmp_path: Path) -> None:
-    found = verdict_of(tmp_path, *all_waiting(4)[:3])
-    assert (found.cause, found.ranks) == ("missing", (3,))
-    assert "Rank 3 left no dump" in found.why
-    assert "all-reduce 5" in found.why
 
 
 def test_a_rank_without_a_dump_is_named_beside_another_fault_and_none(tmp_path: Path) -> None:
@@ -85,12 +73,6 @@ def test_the_call_in_which_most_wait_is_told(tmp_path: Path) -> None:
     assert [(link.ranks, link.on) for link in found.chain] == [((1, 2), (3,))]
 
 
-def test_a_call_that_all_began_and_nobody_ended(tmp_path: Path) -> None:
-    found = verdict_of(tmp_path, *all_waiting(4, state="started"))
-    assert (found.cause, found.ranks) == ("unknown", ())
-    assert "All of ranks 0-3 have begun all-reduce 5 of default_pg group 0-3" in found.why
-
-
 def test_of_calls_that_nobody_ends_the_one_that_was_begun_first(tmp_path: Path) -> None:
     """By the first of its ranks, whatever the others did."""
     tp = {"process_group": ["tp", "tp"]}
@@ -109,7 +91,8 @@ def test_who_alone_has_not_ended_is_named(tmp_path: Path) -> None:
 
 
 def test_groups_are_told_apart(tmp_path: Path) -> None:
-    """Two of the same members; and one in which a rank waits while the other waits for a third in another."""
+    """Two of the same members; and one in which a rank waits while the other waits for a third in
+    another."""
     groups = {
         "0": ("default_pg", [0, 1, 2]),
         "3": ("mesh_tp", [0, 1]),
@@ -156,7 +139,8 @@ def test_messages_of_whole_dumps_are_counted_from_their_first(tmp_path: Path, th
 
 
 def test_parts_of_a_batch_have_its_state(tmp_path: Path) -> None:
-    """Messages that were begun together are entries that stay scheduled; the batch's own entry has ended."""
+    """Messages that were begun together are entries that stay scheduled; the batch's own entry has
+    ended."""
 
     def batch(kind: str, ended: bool) -> list[dict[str, Any]]:
         none = {"input_sizes": [], "output_sizes": [], "profiling_name": "nccl:coalesced"}
@@ -187,7 +171,7 @@ def test_what_is_open_between_nobody_knows_whom_may_be_a_hang(
     assert found.verdict is not None
     assert (found.verdict.cause, found.verdict.ranks) == ("unknown", ())
     assert found.verdict.why == (
-        "4 operations of ranks 0-3 had not ended, but their ends are not told: a hang cannot be excluded."
+        "4 operations of ranks 0-3 had not ended, but their participants are unknown: a hang cannot be excluded."
     )
     assert any("4 operations of ranks 0-3 had not ended" in note for note in found.notes)
     alone = verdict_of(tmp_path / "one", *(dump(n, *([last] if n == 2 else []), world=4) for n in range(3)))

@@ -1,4 +1,5 @@
-"""All that is said of a run, as programs read it: what counts from where, and what is left unsaid."""
+"""All that is said of a run, as programs read it: what counts from where, and what is left
+unsaid."""
 
 from __future__ import annotations
 
@@ -10,16 +11,15 @@ from typing import Any
 import polars as pl
 import pytest
 
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.runs.evidence import Verdict
-from plait.diagnose.compare import AxisOverlap, ComparedRow, Prediction
-from plait.diagnose.explain import explain
-from plait.diagnose.imported import Said
-from plait.diagnose.reading import RecordedRun, read_run
-from plait.diagnose.recording import Recording
-from plait.diagnose.report import Report
+from plait.diagnose.measured.compare import AxisOverlap, ComparedRow, Prediction
+from plait.diagnose.measured.reading import RecordedRun, read_run
+from plait.diagnose.measured.recording import Recording
+from plait.diagnose.measured.run_files import ImportRemarks
+from plait.diagnose.report import Report, explain
 from plait.diagnose.series import series_of
-from tests.diagnose.test_stragglers import recording, slower
+from tests.diagnose.verdicts.test_stragglers import recording, slower
 from tests.support.recordings.made import TRANSFER, At, Job, write_run
 
 SLOW = slower(lambda at: 1.5 if (at.dp, at.stage) == (1, 1) and at.step >= 10 else 1.0)
@@ -46,7 +46,7 @@ def test_steps_are_counted_from_one_for_programs(seen: Recording) -> None:
     report = explain(seen, "a name", notes=["a note"])
     told = report.to_dict()
     json.dumps(told)
-    assert (told["version"], told["run"], told["ranks"], told["notes"]) == (told["version"], "a name", 8, ["a note"])
+    assert (told["run"], told["ranks"], told["notes"]) == ("a name", 8, ["a note"])
     assert report.steps is not None
     assert told["steps"] == report.steps._asdict() | {
         "first": 2, "last": 30, "longest_at": report.steps.longest_at + 1,
@@ -117,22 +117,22 @@ def test_a_goodput_is_one_of_a_run_of_ours(run: RecordedRun) -> None:
     assert explain(run.recording, "run").goodput is None
 
 
-def said(**more: Any) -> Said:
-    return Said((), PassedOver(), steps=True)._replace(**more)
+def said(**more: Any) -> ImportRemarks:
+    return ImportRemarks((), IgnoredInput(), steps=True)._replace(**more)
 
 
 def test_of_recordings_of_others_only_what_they_tell_is_said(run: RecordedRun) -> None:
-    whole = of(run, said=said())
+    whole = of(run, import_remarks=said())
     assert [one.ranks for one in whole.stragglers] == [(5,)] and whole.verdicts.arrivals
     assert whole.steps is not None and whole.mean is not None
     assert whole.late is None, "it computes longer, and so is not late for another reason"
     assert whole.costs[0] is not None
-    apart = of(run, said=said(one_clock=False))
+    apart = of(run, import_remarks=said(shared_clock=False))
     assert apart.verdicts.arrivals == () and [one.ranks for one in apart.stragglers] == [(5,)]
-    stepless = of(run, said=said(steps=False))
+    stepless = of(run, import_remarks=said(steps=False))
     assert (stepless.steps, stepless.mean) == (None, None)
     for unknown, named in (({5: 3}, []), ({4: 3}, [(5,)])):
-        assert [one.ranks for one in of(run, said=said(unknown=unknown)).stragglers] == named
+        assert [one.ranks for one in of(run, import_remarks=said(unknown=unknown)).stragglers] == named
 
 
 def test_where_ends_of_transfers_are_not_known_a_cost_is_not_either(run: RecordedRun) -> None:
@@ -140,7 +140,7 @@ def test_where_ends_of_transfers_are_not_known_a_cost_is_not_either(run: Recorde
     lost = replace(seen, spans=seen.spans.with_columns(
         meeting=pl.when(pl.col("kind") == "transfer").then(None).otherwise("meeting")
     ))  # fmt: skip
-    assert of(run, recording=lost, said=said()).costs == (None,)
+    assert of(run, recording=lost, import_remarks=said()).costs == (None,)
     assert of(run, recording=lost).costs[0] is not None, "of a run of ours they are"
 
 
@@ -158,10 +158,9 @@ def test_a_link_has_no_cost_of_its_own() -> None:
 
 
 def test_what_was_passed_over_is_the_runs_or_the_recordings(run: RecordedRun, seen: Recording) -> None:
-    over = PassedOver()
+    over = IgnoredInput()
     over.note("rows", "x", 3)
     assert of(run, passed_over=over).to_dict()["passed_over"] == [{"what": "rows", "count": 3, "first": "x"}]
-    assert explain(replace(seen, passed_over=over), "run").passed_over.counts == {"rows": 3}
 
 
 def test_checkpoints_are_those_of_the_runs_folder(run: RecordedRun, tmp_path: Path) -> None:

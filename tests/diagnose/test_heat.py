@@ -1,4 +1,5 @@
-"""The heat map's matrices: statistics, orders of ranks, excess over equals, rows pooled for a screen."""
+"""The heat map's matrices: statistics, orders of ranks, excess over equals, rows pooled for a
+screen."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.parallel.layout import Layout
-from plait.diagnose.heat import (
+from plait.diagnose.measured.reading import read_run
+from plait.diagnose.measured.recording import ROLLUP, grid_of
+from plait.diagnose.rank_map import (
     STATISTICS,
     Heat,
     HeatColumn,
@@ -23,8 +26,6 @@ from plait.diagnose.heat import (
     pooled,
     ranks_in,
 )  # fmt: skip
-from plait.diagnose.reading import read_run
-from plait.diagnose.recording import ROLLUP, grid_of
 from tests.support.recordings.made import At, Job, write_run
 
 GRID = grid_of(Layout.of(pp=2, dp=2, tp=2))

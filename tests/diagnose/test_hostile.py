@@ -1,5 +1,5 @@
-"""Folders of which files are cut off, damaged, or somebody else's: what cannot be read is told and left out,
-and nothing ends in a traceback."""
+"""Folders of which files are cut off, damaged, or somebody else's: what cannot be read is told and
+left out, and nothing ends in a traceback."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from plait.core.base.errors import PlaitError
 from plait.core.record.ring import HEADER, LIVE, RECORD, RecordKind, call_of, signature_of
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.attempts import Attempt, read_attempts, write_attempts
-from plait.core.runs.evidence import FILE, Evidence, Verdict, WaitLink, write_hang
+from plait.core.runs.evidence import FILE, Evidence, Verdict, WaitLink, ring_path, write_hang
 from plait.core.runs.memory_peaks import TENSORS
-from plait.core.runs.parts import RankAnswer, ask, write_part
-from plait.core.runs.ring_calls import ring_path
-from plait.diagnose.reading import read_run
+from plait.core.runs.rank_reports import RankReport, request_reports, write_report
+from plait.diagnose.measured.reading import read_run
 from plait.diagnose.series import attempts_of, memory_of, series_of
 from tests.support.recordings.made import Job, write_run
 
@@ -42,10 +41,11 @@ def soon() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of which everything is there: rank 2 does something else, and the others wait for it."""
+    """A run of which everything is there: rank 2 does something else, and the others wait for
+    it."""
     folder = write_run(tmp_path_factory.mktemp("whole") / "run", Job(dp=RANKS, pp=1, steps=6), hosts=RANKS)
     (folder / "rings").mkdir()
-    ask(folder)
+    request_reports(folder)
     for rank in range(RANKS):
         header = this_process(rank=rank, world=RANKS, capacity=32)
         ring = RingWriter(ring_path(folder, rank), header)
@@ -59,9 +59,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ring.begin(RecordKind.COLLECTIVE, name, number, at, at, ended, 64, group, number,
                        call=call_of("all_reduce", "float32"), signature=SIGNATURE)  # fmt: skip
         thread = "works" if rank == 2 else "waits"
-        answer = RankAnswer(rank=rank, token=header.token, wall=time.time_ns(), thread=thread, stack=("a.py:1 f",),
+        answer = RankReport(rank=rank, token=header.token, wall=time.time_ns(), thread=thread, stack=("a.py:1 f",),
                             address=("127.0.0.1", 9), complete=True)  # fmt: skip
-        write_part(folder, answer)
+        write_report(folder, answer)
     lines = [{"step": step, "loss": 2.0, "seconds": 0.1, TENSORS: {"stage 0, rank 0": 1000}} for step in range(1, 7)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_attempts(folder, [Attempt(attempt=1, started=1.0, ended=2.0, outcome="failed", hosts=("a",), steps=6)])
@@ -135,7 +135,7 @@ def _twice(data: bytes, draw: random.Random, other: bytes) -> bytes:
 
 HARMS: list[Callable[[bytes, random.Random, bytes], bytes]] = [_cut, _flipped, _noise, _foreign, _twice]
 slowly = settings(
-    max_examples=60, deadline=None,
+    max_examples=10, deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 
@@ -159,7 +159,8 @@ def test_damaged_files(whole: Path, tmp_path_factory: pytest.TempPathFactory, se
 def test_rings_with_other_numbers_in_them(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, seed: int, words: int, at: str
 ) -> None:
-    """Of the right form, and with numbers that nobody would write: times to come, ranks without end."""
+    """Of the right form, and with numbers that nobody would write: times to come, ranks without
+    end."""
     draw = random.Random(seed)
     folder = tmp_path_factory.mktemp("numbers") / "run"
     shutil.copytree(whole, folder)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,10 @@ import polars as pl
 import pytest
 
 from plait.core.base.errors import DataError
-from plait.diagnose.explain import explain
-from plait.diagnose.importing import import_traces
-from plait.diagnose.reading import read_run
-from plait.diagnose.tables import MOST_RANKS
+from plait.diagnose.measured.importing import import_traces
+from plait.diagnose.measured.reading import read_run
+from plait.diagnose.measured.tables import MOST_RANKS
+from plait.diagnose.report import explain
 from tests.support.recordings.theirs import dump, imported, kineto
 
 
@@ -27,9 +25,10 @@ def odd(content: dict[str, Any], at: int, **values: Any) -> dict[str, Any]:
 
 
 HUGE = 10**400
-RANKS = (MOST_RANKS, 10**12, 2**40, 2**31 - 1, -1, True, 1.5, "1")
+RANKS = (MOST_RANKS, 10**12, -1, True, 1.5)
 FILES = {
     "all of them late": kineto(1) | {"baseTimeNanoseconds": 4 * 10**18},
+    "all of them early": kineto(1) | {"baseTimeNanoseconds": -4 * 10**18 - 10**9},
     "base": kineto(1) | {"baseTimeNanoseconds": HUGE},
     "half a character": odd(kineto(1), 3, name="gemm \ud800"),
     "half of a label": odd(kineto(1), 5, **{"Process Group Ranks": None, "Process Group Description": "\udfff"}),
@@ -39,12 +38,7 @@ FILES = {
     "no events": kineto(1) | {"traceEvents": []},
 }  # fmt: skip
 EVENTS = {
-    "ts 1e30": (odd(kineto(1), 3, ts=1e30), "kernels of which name, time or length cannot be"),
-    "ts huge": (odd(kineto(1), 3, ts=HUGE), "kernels of which"),
-    "ts -1e30": (odd(kineto(1), 3, ts=-1e30), "kernels of"),
-    "ts is true": (odd(kineto(1), 3, ts=True), "kernels of which"),
-    "dur 1e25": (odd(kineto(1), 3, dur=1e25), "kernels of which"),
-    "dur -1": (odd(kineto(1), 3, dur=-1), "kernels of which"),
+    "ts huge": (odd(kineto(1), 3, ts=HUGE), "kernels of which name, time or length cannot be"),
     "dur nan": (odd(kineto(1), 3, dur=float("nan")), "numbers that JSON does not have"),
     "ts inf": (odd(kineto(1), 3, ts=float("inf")), "numbers that JSON does not have"),
     "no name": (odd(kineto(1), 3, name=7), "kernels of which name"),
@@ -57,13 +51,10 @@ EVENTS = {
     "no object": (kineto(1) | {"traceEvents": [*kineto(1)["traceEvents"], 7, [8], None]}, "3 events that are no"),
     "dump's name": (odd(dump(1), 0, profiling_name="\ud800"), "entries that are no objects or name no operation"),
     "sequence": (odd(dump(1), 0, collective_seq_id=10**30), "operations without a number"),
-    "endless sequence": (odd(dump(1), 0, collective_seq_id=float("inf")), "operations without a number"),
-    "end": (odd(dump(1), 0, time_discovered_completed_ns=HUGE), "times that cannot be"),
     "late end": (odd(dump(1), 0, time_discovered_completed_ns=10**30), "times that cannot be"),
     "length": (odd(dump(1), 0, time_discovered_completed_ns=None, duration_ms=HUGE), "times that cannot be"),
     "length nan": (odd(dump(1), 0, time_discovered_completed_ns=None, duration_ms=float("nan")), "numbers that JSON"),
     "sizes": (odd(dump(1), 0, input_sizes=[[10**10] * 3]), "sizes that cannot be"),
-    "many sizes": (odd(dump(1), 0, input_sizes=[[2] * 100_000]), "sizes that cannot be"),
     "state": (odd(dump(1), 0, state="melted"), "states of operations that are not known"),
 }  # fmt: skip
 
@@ -95,17 +86,6 @@ def test_what_cannot_be_of_an_event_is_counted_and_costs_no_more(
     assert set(lines) <= set(kept), "whoever reads the folder later is told, too"
 
 
-def test_a_damaged_archive_costs_no_other_file(tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.json", tmp_path / "bad.json.gz"
-    good.write_text(json.dumps(kineto(0)))
-    data = bytearray(gzip.compress(json.dumps(kineto(1)).encode()))
-    data[20:40] = b"\xff" * 20
-    bad.write_bytes(bytes(data))
-    said: list[str] = []
-    assert import_traces([bad, good], tmp_path / "run", said.append).ranks == 1
-    assert [str(bad) in line for line in said] == [True]
-
-
 def test_the_last_that_a_timeline_holds(tmp_path: Path) -> None:
     content = odd(kineto(1), 2, name=f"ProfilerStep#{2**31 - 1}")
     content["distributedInfo"]["rank"] = MOST_RANKS - 1
@@ -114,13 +94,6 @@ def test_the_last_that_a_timeline_holds(tmp_path: Path) -> None:
     assert set(found.spans["rank"]) == {0, MOST_RANKS - 1}
     assert 2**31 - 1 in found.steps
     explain(found, "run")
-
-
-def test_times_no_clock_has_cost_a_file(tmp_path: Path) -> None:
-    base = 1_700_000_000_000_000_000
-    early = kineto(1) | {"baseTimeNanoseconds": -4 * 10**18 - 10**9}
-    recording, _, said = imported(tmp_path, kineto(0) | {"baseTimeNanoseconds": base}, early)
-    assert set(recording.spans["rank"]) == {0} and len(said) == 1
 
 
 @pytest.mark.parametrize("base", ["x", 1.5, True, 4_300_000_000 * 10**9, -(2**62)])

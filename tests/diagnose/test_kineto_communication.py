@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from plait.diagnose.explain import explain
-from plait.diagnose.reading import read_run
+from plait.diagnose.measured.reading import read_run
+from plait.diagnose.report import explain
 from tests.support.recordings.theirs import (
     REDUCE_SCATTER,
     RUNTIME,
@@ -99,25 +99,19 @@ def test_what_launched_the_first_kernels_is_found_among_many_operators(tmp_path:
     }  # fmt: skip
 
 
-def test_what_launched_a_kernel_may_be_the_first_event_of_the_trace(tmp_path: Path) -> None:
-    by = operator("record_param_comms", 100, 20, **told(0, "allreduce"))
-    events = [RUNTIME | {"args": {"correlation": 7}}, by, *launched([], correlation=7)]
-    assert kinds(spans_of(tmp_path, *events)) == {"gemm": "compute", "allreduce": "comm"}
-
-
 def test_what_the_first_event_of_a_file_says_is_heard(tmp_path: Path) -> None:
     """Also a range's, and an operator's that called it."""
     gemm = kernel("gemm", 0, 10)
-    seen = spans_of(tmp_path, kernel("x", 20, 10, **told(7)), gemm).filter(pl.col("kind") == "comm")
+    seen = spans_of(tmp_path, kernel("x", 20, 10, **told(7)), gemm).filter(kind="comm")
     assert (seen["seq"].to_list(), seen["bytes"].to_list()) == ([7], [2048])
     call = operator("c10d::allreduce_", 0, 5, **told(7, "allreduce"))
     recording, _, _ = imported(tmp_path / "host", trace([call, annotation("gloo:all_reduce", 2, 30, tid=2)], 0, 2))
-    seen = recording.spans.filter(pl.col("kind") == "comm").row(0, named=True)
+    seen = recording.spans.filter(kind="comm").row(0, named=True)
     assert (seen["name"], seen["seq"], seen["bytes"]) == ("allreduce", 7, 2048)
     assert seen["end"] - seen["start"] == pytest.approx(32e-6)
     alone = annotation("gloo:all_reduce", 0, 30, tid=2) | {"args": told(7, "allreduce")}
     recording, _, _ = imported(tmp_path / "range", trace([alone, operator("aten::mm", 40, 5)], 0, 2))
-    assert recording.spans.filter(pl.col("kind") == "comm")["seq"].to_list() == [7]
+    assert recording.spans.filter(kind="comm")["seq"].to_list() == [7]
 
 
 def test_groups_of_the_header_tell_members_and_labels(tmp_path: Path) -> None:
@@ -132,17 +126,18 @@ def test_groups_of_the_header_tell_members_and_labels(tmp_path: Path) -> None:
         (launched([], **bare), None, ("other", "all")),
     )):  # fmt: skip
         info: dict[str, Any] = {"distributedInfo": {"rank": 0, "world_size": 2, "pg_config": config}}
-        comm = spans_of(tmp_path / str(number), *events, **info).filter(pl.col("kind") == "comm").row(0, named=True)
+        comm = spans_of(tmp_path / str(number), *events, **info).filter(kind="comm").row(0, named=True)
         assert (comm["axis"], comm["group"]) == wanted, number
 
 
 def test_collectives_keep_the_numbers_that_the_trace_gives_them(tmp_path: Path) -> None:
-    """Not in the order of their starts, and the first is 0; without a number for each they are counted."""
+    """Not in the order of their starts, and the first is 0; without a number for each they are
+    counted."""
     events = [kernel(REDUCE_SCATTER, at, 10, **told(seq)) for at, seq in ((100, 1), (200, 0), (300, 2))]
-    seen = spans_of(tmp_path, kernel("gemm", 0, 10), *events).filter(pl.col("kind") == "comm").sort("start")
+    seen = spans_of(tmp_path, kernel("gemm", 0, 10), *events).filter(kind="comm").sort("start")
     assert seen["seq"].to_list() == [1, 0, 2]
     del events[2]["args"]["Seq"]
-    seen = spans_of(tmp_path / "some", kernel("gemm", 0, 10), *events).filter(pl.col("kind") == "comm").sort("start")
+    seen = spans_of(tmp_path / "some", kernel("gemm", 0, 10), *events).filter(kind="comm").sort("start")
     assert seen["seq"].to_list() == [0, 1, 2]
 
 
@@ -175,7 +170,8 @@ def test_send_and_receive_kernels_of_which_nothing_tells_are_counted(tmp_path: P
 
 
 def test_a_message_launched_at_the_end_of_its_batch_is_told_by_the_one_before(tmp_path: Path) -> None:
-    """Its kernel is launched after the message's operator has ended. A collective's operator is not meant."""
+    """Its kernel is launched after the message's operator has ended. A collective's operator is not
+    meant."""
     for number, (name, kind) in enumerate((("c10d::send", "transfer"), ("c10d::allreduce_", "comm"))):
         by = [
             operator(name, 90, 5, **told(0, "send", **{"Process Group Ranks": "[0, 1]"})),
@@ -190,25 +186,25 @@ def test_a_message_launched_at_the_end_of_its_batch_is_told_by_the_one_before(tm
 def test_of_a_group_of_two_the_other_end_is_known(tmp_path: Path) -> None:
     pair = {"Process Group Ranks": "[2, 5]"}
     spans = spans_of(tmp_path, *launched([], SEND_RECEIVE, **told(0, "send") | pair), rank=5)
-    assert set(spans.filter(pl.col("kind") == "transfer")["group"]) == {"5>2"}
+    assert set(spans.filter(kind="transfer")["group"]) == {"5>2"}
 
 
 def test_the_ends_of_a_message_that_is_received(tmp_path: Path) -> None:
     pair = {"Process Group Ranks": "[2, 5]"}
     spans = spans_of(tmp_path, *launched([], SEND_RECEIVE, **told(0, "recv") | pair), rank=5)
-    assert set(spans.filter(pl.col("kind") == "transfer")["group"]) == {"2>5"}
+    assert set(spans.filter(kind="transfer")["group"]) == {"2>5"}
     ends = {"Src Rank": 1, "Dst Rank": 3, "Process Group Ranks": "[1, 2, 3]"}
     for name, group in (("send", "2>3"), ("recv", "1>2")):
         spans = spans_of(tmp_path / name, *launched([], SEND_RECEIVE, **told(0, name) | ends), rank=2)
-        assert set(spans.filter(pl.col("kind") == "transfer")["group"]) == {group}
+        assert set(spans.filter(kind="transfer")["group"]) == {group}
     args = told(0, "send") | {"Process Group Ranks": "[1, 2]"}
     spans = spans_of(tmp_path / "alone", *launched([], SEND_RECEIVE, **args), rank=7)
-    assert set(spans.filter(pl.col("kind") == "transfer")["group"]) == {None}, "rank 7 is none of the two"
+    assert set(spans.filter(kind="transfer")["group"]) == {None}, "rank 7 is none of the two"
 
 
 def pipeline(rank: int, *, slow: float = 1.0, peers: bool = True) -> dict[str, Any]:
-    """A stage of four, 8 steps of 4 micro-batches one after the other: receive, compute, send. Stage n
-    begins a micro-batch when the one before has sent it."""
+    """A stage of four, 8 steps of 4 micro-batches one after the other: receive, compute, send.
+    Stage n begins a micro-batch when the one before has sent it."""
     ends = {"Src Rank": rank - 1, "Dst Rank": rank + 1} if peers else {}
     events, ready = [], [0.0] * 4
     for step in range(8):
@@ -231,8 +227,8 @@ def pipeline(rank: int, *, slow: float = 1.0, peers: bool = True) -> dict[str, A
 
 def test_a_slow_rank_of_a_pipeline_has_a_cost(tmp_path: Path) -> None:
     recording, _, _ = imported(tmp_path, *(pipeline(rank, slow=2.0) for rank in range(4)))
-    assert set(recording.spans.filter(pl.col("kind") == "transfer")["group"]) == {"0>1", "1>2", "2>3"}
-    assert set(recording.meetings.filter(pl.col("axis") == "pp").group_by("meeting").len()["len"]) == {2}
+    assert set(recording.spans.filter(kind="transfer")["group"]) == {"0>1", "1>2", "2>3"}
+    assert set(recording.meetings.filter(axis="pp").group_by("meeting").len()["len"]) == {2}
     report = explain(recording, "run", run=read_run(tmp_path / "run"))
     assert [(one.what, one.ranks) for one in report.stragglers] == [("slow processor", (1,))]
     assert report.costs[0] == pytest.approx(400e-6, rel=0.1), "four micro-batches, 100 us each"

@@ -1,4 +1,5 @@
-"""The profiler's traces as files: whose they are, what is said of them, what is passed over or refused."""
+"""The profiler's traces as files: whose they are, what is said of them, what is passed over or
+refused."""
 
 from __future__ import annotations
 
@@ -6,17 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from plait.core.base.errors import DataError
-from plait.core.base.passed_over import PassedOver
-from plait.diagnose import kineto as kineto_reader
-from plait.diagnose.importing import import_traces, recordings_in
-from plait.diagnose.kineto import TraceEvents, TraceFacts
-from plait.diagnose.reading import read_run
-from plait.diagnose.trace_columns import LATEST
-from tests.support.recordings.theirs import host, imported, kernel, kinds, kineto, told, trace, written
+from plait.core.base.ignored_input import IgnoredInput
+from plait.diagnose.measured.importing import import_traces, recordings_in
+from plait.diagnose.measured.reading import read_run
+from plait.formats.base.recordings import LATEST
+from plait.formats.kineto import events as kineto_reader
+from plait.formats.kineto.events import TraceEvents, TraceFacts
+from tests.support.recordings.theirs import imported, kernel, kinds, kineto, told, trace, written
 
 
 def nameless(rank: int, **place: Any) -> dict[str, Any]:
@@ -29,21 +29,6 @@ def nameless(rank: int, **place: Any) -> dict[str, Any]:
     return content
 
 
-def test_the_place_in_its_groups_tells_the_rank(tmp_path: Path) -> None:
-    traces = [nameless(rank, Rank=rank) for rank in (3, 0, 2)]
-    found, what, _ = imported(tmp_path, *traces, named="node_2348{}.1718000000123456709.pt.trace.json")
-    assert set(found.spans["rank"]) == {0, 2, 3}
-    assert what.notes == ["the job has 4 ranks, and rank 1 left no file"]
-
-
-def test_numbers_in_a_name_that_are_no_ranks_are_not_taken(tmp_path: Path) -> None:
-    found, what, _ = imported(
-        tmp_path, nameless(0), nameless(1), nameless(2), named="gpu_2348{}.1718000000123456709.pt.trace.json"
-    )
-    assert set(found.spans["rank"]) == {0, 1, 2}
-    assert any("the ranks of 3 files are not known" in note and "0: gpu_23480." in note for note in what.notes)
-
-
 def test_a_folder_may_tell_the_rank_and_a_process_number_does_not(tmp_path: Path) -> None:
     files = []
     for rank in (0, 1):
@@ -51,12 +36,6 @@ def test_a_folder_may_tell_the_rank_and_a_process_number_does_not(tmp_path: Path
     assert import_traces(files, tmp_path / "run").notes == ["the job has 4 ranks, and ranks 2, 3 left no file"]
     pids = written(tmp_path, nameless(0), nameless(1), named="libkineto_activities_4{}.json")
     assert "ranks of 2 files are not known" in import_traces(pids, tmp_path / "again").notes[0]
-
-
-def test_a_rank_without_a_file_is_said(tmp_path: Path) -> None:
-    _, what, _ = imported(tmp_path, kineto(0), kineto(1), kineto(3))
-    assert what.notes == ["the job has 4 ranks, and rank 2 left no file"]
-    assert what.notes[0] in read_run(tmp_path / "run").notes
 
 
 def test_a_trace_that_cannot_be_read_and_a_rank_that_cannot_be_are_said(tmp_path: Path) -> None:
@@ -69,18 +48,6 @@ def test_a_trace_that_cannot_be_read_and_a_rank_that_cannot_be_are_said(tmp_path
     nobodys = files[1].rename(tmp_path / "damaged.json")
     notes = import_traces([files[0], nobodys], tmp_path / "again").notes
     assert "the job has 4 ranks, and ranks 1-3 left no file, unless theirs is among the 1 that cannot be read" in notes
-
-
-def test_traces_of_different_jobs_are_said(tmp_path: Path) -> None:
-    other = kineto(1)
-    other["distributedInfo"]["world_size"] = 8
-    _, what, _ = imported(tmp_path, kineto(0), other)
-    assert any("jobs of different sizes: 4, 8 ranks" in note for note in what.notes)
-
-
-def test_traces_of_a_host_are_complete(tmp_path: Path) -> None:
-    found, what, _ = imported(tmp_path, host(0), host(1))
-    assert (found.ranks, what.notes) == (2, [])
 
 
 def test_a_trace_of_several_ranks_without_communication_is_remarked_on(tmp_path: Path) -> None:
@@ -115,13 +82,6 @@ def test_why_nothing_could_be_used_is_said(tmp_path: Path, content: str, why: st
         import_traces(files, tmp_path / "run")
 
 
-def test_events_that_stand_twice_are_counted(tmp_path: Path) -> None:
-    content = kineto(0)
-    content["traceEvents"].append(content["traceEvents"][5])
-    _, what, _ = imported(tmp_path, content)
-    assert any("events that stand in a file twice" in line for line in what.over.lines())
-
-
 def test_categories_of_old_versions_and_unknown_ones(tmp_path: Path) -> None:
     old = {"cat": "Kernel"}
     events = [
@@ -139,7 +99,7 @@ def test_numbers_that_json_has_not_are_unknown_and_counted(tmp_path: Path) -> No
     (tmp_path / "trace.json").write_bytes(text.encode().replace(b"gemm2", b"gem\xffm"))
     found = import_traces([tmp_path / "trace.json"], tmp_path / "run")
     spans = read_run(tmp_path / "run").recording.spans
-    assert spans.filter(pl.col("kind") == "compute").height == 30
+    assert spans.filter(kind="compute").height == 30
     lines = found.over.lines()
     assert any("60 numbers that JSON does not have, taken as unknown" in line for line in lines), lines
     assert any("strings with a backslash or bytes that JSON does not have" in line for line in lines), lines
@@ -148,7 +108,7 @@ def test_numbers_that_json_has_not_are_unknown_and_counted(tmp_path: Path) -> No
 def reading(monkeypatch: pytest.MonkeyPatch, **limits: int) -> TraceEvents:
     for name, limit in limits.items():
         monkeypatch.setattr(kineto_reader, name, limit)
-    return TraceEvents(PassedOver())
+    return TraceEvents(IgnoredInput())
 
 
 def test_a_trace_is_read_to_a_limit_of_events_and_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,14 +131,14 @@ def test_a_trace_is_read_to_a_limit_of_events_and_of_names(monkeypatch: pytest.M
 
 def test_a_trace_of_which_next_to_nothing_is_of_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four and more others, with one of use to each two of them."""
-    one = reading(monkeypatch, OTHERS=4, OTHERS_FOR_EACH=2)
+    one = reading(monkeypatch, MOST_NON_SPANS=4, NON_SPANS_PER_SPAN=2)
     one.add(kernel("a", 0, 1))
     one.add(kernel("a", 1, 1))
     for _ in range(4):
         one.add({"ph": "M"})
     with pytest.raises(ValueError, match="of its first 7 events 2 are of use"):
         one.add({"ph": "M"})
-    none = reading(monkeypatch, OTHERS=4)
+    none = reading(monkeypatch, MOST_NON_SPANS=4)
     for _ in range(3):
         none.add({"ph": "i"})
     with pytest.raises(ValueError, match="of its first 4 events 0 are of use"):
@@ -200,61 +160,53 @@ def test_a_damaged_trace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         quick.add(7)
 
 
-def test_begin_and_end_events_are_counted() -> None:
-    one = TraceEvents(PassedOver())
-    for phase in "BEMB":
-        one.add({"ph": phase, "name": "x"})
-    assert one.over.counts == {"begin and end events, which are not read": 3}
-
-
 @pytest.mark.parametrize(
     ("event", "taken"),
     [
         ({"ts": LATEST * 1e6}, True), ({"ts": -LATEST * 1e6}, True), ({"ts": LATEST * 1e6 * 1.01}, False),
-        ({"dur": 0}, True), ({"dur": -0.1}, False), ({"dur": LATEST * 1e6}, True), ({"dur": LATEST * 2e6}, False),
-        ({"dur": True}, False), ({"ts": "0"}, True), ({"ts": "0x7"}, False), ({"dur": "1.5e1"}, True),
+        ({"dur": 0}, True), ({"dur": -0.1}, False), ({"dur": LATEST * 2e6}, False),
+        ({"dur": True}, False), ({"ts": "0x7"}, False), ({"dur": "1.5e1"}, True),
         ({"name": None}, False), ({"cat": "python_function"}, False),
         ({"cat": 7}, False), ({"cat": "user_annotation"}, False), ({"cat": "user_annotation", "name": "nccl:x"}, True),
         ({"cat": "odd", "name": "ProfilerStep#3"}, True), ({"args": [7]}, True), ({"args": None}, True),
     ],
 )  # fmt: skip
 def test_which_events_are_taken(event: dict[str, Any], taken: bool) -> None:
-    one = TraceEvents(PassedOver())
+    one = TraceEvents(IgnoredInput())
     one.add(kernel("gemm", 0, 1) | event)
-    assert len(one.start) == taken
+    assert one.count == taken
 
 
 @pytest.mark.parametrize(
     ("info", "args", "said"),
     [
         ({"rank": 3, "world_size": 8}, {}, TraceFacts(3, 8, 0)), ({}, {}, TraceFacts(None, 4, 0)),
-        ({"world_size": 0}, {}, TraceFacts(None, 4, 0)), ({"world_size": "8"}, {}, TraceFacts(None, 4, 0)),
-        ({"world_size": 2**40}, {}, TraceFacts(None, 4, 0)), ({"rank": 0}, {"Rank": 2}, TraceFacts(0, 4, 0)),
-        ({}, {"Rank": 2}, TraceFacts(2, 4, 0)), ({}, {"Rank": "2"}, TraceFacts(2, 4, 0)),
+        ({"world_size": 0}, {}, TraceFacts(None, 4, 0)), ({"rank": 0}, {"Rank": 2}, TraceFacts(0, 4, 0)),
+        ({}, {"Rank": "2"}, TraceFacts(2, 4, 0)),
         ({}, {"Rank": 4}, TraceFacts(None, 4, 0)),
         ({}, {"Process Group Ranks": None}, TraceFacts(None, None, 0)),
         ({"pg_config": [1, 2]}, {}, TraceFacts(None, 4, 2)),
-        ({"pg_config": {}}, {}, TraceFacts(None, 4, 0)), (7, {}, TraceFacts(None, 4, 0)),
+        (7, {}, TraceFacts(None, 4, 0)),
         ({}, {"Process Group Ranks": "[8, 2]", "Rank": 0}, TraceFacts(8, 9, 0)),
         ({}, {"Rank": 1, "Collective name": "send"}, TraceFacts(None, 4, 0)),
     ],
 )  # fmt: skip
 def test_whose_a_trace_is(info: Any, args: dict[str, Any], said: TraceFacts) -> None:
-    one = TraceEvents(PassedOver())
+    one = TraceEvents(IgnoredInput())
     one.add(kernel("a", 0, 1, **(told(0) | args)))
-    assert one.told({"distributedInfo": info}) == said
+    assert one.facts({"distributedInfo": info}) == said
 
 
 def test_places_that_differ_tell_no_rank() -> None:
-    one = TraceEvents(PassedOver())
+    one = TraceEvents(IgnoredInput())
     for place in (0, 1):
         one.add(kernel("a", 0, 1, **told(0, Rank=place)))
-    assert one.told({}).rank is None
+    assert one.facts({}).rank is None
 
 
 def test_the_world_is_that_of_the_largest_group() -> None:
-    one = TraceEvents(PassedOver())
+    one = TraceEvents(IgnoredInput())
     one.add(kernel("a", 0, 1, **told(0)))
     one.add(kernel("a", 1, 1, **told(1, **{"Process Group Ranks": "[6, 7]"})))
     one.add(kernel("a", 2, 1, **told(2, **{"Process Group Ranks": "[0, 1]"})))
-    assert one.told({}).world == 8
+    assert one.facts({}).world == 8

@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from plait.diagnose.explain import explain
-from plait.diagnose.reading import read_run
+from plait.diagnose.measured.reading import read_run
+from plait.diagnose.report import explain
 from tests.support.recordings.theirs import annotation, imported, kernel, operator, spans_of, trace
 
 
@@ -20,7 +20,7 @@ def test_kernels_at_once_are_computing_once(tmp_path: Path) -> None:
         kernel("c", 60, 20) | {"tid": 9},
         kernel("d", 200, 10),
     ]
-    work = spans_of(tmp_path, *streams).filter(pl.col("kind") == "compute")
+    work = spans_of(tmp_path, *streams).filter(kind="compute")
     assert (work["end"] - work["start"]).sum() == pytest.approx(160e-6)
     mean = explain(read_run(tmp_path / "run").recording, "run").mean
     assert mean is not None and mean.parts[0].seconds == pytest.approx(160e-6)
@@ -35,9 +35,9 @@ def test_operators_within_an_asynchronous_range_are_work(tmp_path: Path) -> None
     """As gloo writes it on the thread that trains: the range lasts while operators run."""
     events = [annotation("gloo:all_reduce", 0, 500), operator("aten::mm", 100, 200), operator("aten::add", 350, 100)]
     recording, _, _ = imported(tmp_path, trace(events, 0, 2))
-    work = recording.spans.filter(pl.col("kind") == "compute")
+    work = recording.spans.filter(kind="compute")
     assert sorted(work["name"]) == ["aten::add", "aten::mm"]
-    wait = recording.spans.filter(pl.col("kind") == "wait")
+    wait = recording.spans.filter(kind="wait")
     assert (wait["end"] - wait["start"]).sum() == pytest.approx(200e-6), "what no operator hides"
 
 
@@ -51,9 +51,9 @@ def test_waits_within_the_backward_pass_are_no_work(tmp_path: Path) -> None:
         operator("aten::_foreach_add_", 1010, 50),
     ]  # fmt: skip
     recording, _, _ = imported(tmp_path, trace(events, 0, 2))
-    work = recording.spans.filter(pl.col("kind") == "compute")
+    work = recording.spans.filter(kind="compute")
     assert sorted(work["name"]) == ["aten::_foreach_add_", "fsdp::chunk_cat"]
-    comm = recording.spans.filter(pl.col("kind") == "comm").row(0, named=True)
+    comm = recording.spans.filter(kind="comm").row(0, named=True)
     assert (comm["name"], comm["direction"]) == ("_reduce_scatter_base", "backward"), "gloo has none of its own"
     assert comm["end"] - comm["start"] == pytest.approx(910e-6), "from the call on"
 
@@ -74,7 +74,7 @@ def test_a_wait_of_no_length_does_not_shift_the_others(tmp_path: Path) -> None:
         return trace(events, rank, 2)
 
     recording, _, _ = imported(tmp_path, one(0), one(1))
-    waits = recording.spans.filter(pl.col("kind") == "wait")
+    waits = recording.spans.filter(kind="wait")
     numbers = {rank: own["seq"].to_list() for (rank,), own in waits.group_by("rank")}
     assert numbers == {0: [0, 1, 2], 1: [1, 2]}
 
@@ -88,11 +88,11 @@ def test_calls_within_calls_are_one(tmp_path: Path) -> None:
     ]  # fmt: skip
     recording, _, _ = imported(tmp_path, trace(events, 0, 2))
     spans = recording.spans.sort("start")
-    assert spans.filter(pl.col("kind") == "comm").height == 3
-    assert spans.filter(pl.col("kind") == "compute")["name"].to_list() == ["aten::mm", "aten::add"]
+    assert spans.filter(kind="comm").height == 3
+    assert spans.filter(kind="compute")["name"].to_list() == ["aten::mm", "aten::add"]
     ranges = [annotation("gloo:all_reduce", at, 5, tid=3) for at in (40, 80)]
     recording, _, _ = imported(tmp_path / "ranges", trace([*events[:2], *ranges, events[4]], 0, 2))
-    seen = recording.spans.filter(pl.col("kind") == "comm").sort("start")
+    seen = recording.spans.filter(kind="comm").sort("start")
     lengths = ((seen["end"] - seen["start"]) * 1e6).round().to_list()
     assert lengths == [45, 5], "the second range was begun by nobody: the inner call is the outer's"
 
@@ -104,6 +104,6 @@ def test_ranges_of_one_kind_go_to_the_calls_in_their_order(tmp_path: Path) -> No
         annotation("gloo:all_reduce", 200, 50, tid=2),
     ]  # fmt: skip
     recording, _, _ = imported(tmp_path, trace(events, 0, 2))
-    spans = recording.spans.filter(pl.col("kind") == "comm").sort("start")
+    spans = recording.spans.filter(kind="comm").sort("start")
     micros = [round((at - spans["start"][0]) * 1e6) for at in (*spans["start"], *spans["end"])]
     assert micros == [0, 100, 200, 50, 160, 250], "the third was begun by nobody"

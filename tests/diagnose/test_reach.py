@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.core.runs.evidence import Evidence
-from plait.diagnose.hang import cut_off
+from plait.diagnose.verdicts.hang import cut_off
 
 EVERYBODY = set(range(5))
 

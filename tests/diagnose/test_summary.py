@@ -6,15 +6,16 @@ import polars as pl
 import pytest
 
 from plait.core.record.timeline import Span, SpanKind, Timeline
-from plait.diagnose.compare import table_of
-from plait.diagnose.reading import recorded
-from plait.diagnose.recording import ROLLUP
-from plait.diagnose.summary import Slow, TimelineSummary, summarise
-from plait.diagnose.tables import ROLLUP_COLUMNS
+from plait.diagnose.measured.compare import table_of
+from plait.diagnose.measured.reading import recorded
+from plait.diagnose.measured.recording import ROLLUP
+from plait.diagnose.measured.tables import ROLLUP_COLUMNS
+from plait.diagnose.series import SlowStep, TimelineSummary, summarise
 
 
 def step(number: int, waits: float) -> list[Span]:
-    """Communication of 2 s on rank 0 and one of 1 s beside it, waited for so long after computation."""
+    """Communication of 2 s on rank 0 and one of 1 s beside it, waited for so long after
+    computation."""
     rows: tuple[tuple[SpanKind, float, float], ...] = (
         ("comm", 0, 2), ("comm", 1, 2), ("wait", 2 - waits, 2), ("compute", 0, 2 - waits),
     )  # fmt: skip
@@ -51,7 +52,7 @@ def test_the_last_steps_the_sample_and_all() -> None:
     )  # fmt: skip
     assert (found.hidden.total, found.hidden.exposed, found.waited) == (2.0, 1.0, 1.0), "what overlaps counts once"
     assert found.hidden_of_all is None, "sums of an earlier version do not tell it"
-    assert [(what[:4], what.of_all) for what in found.whats] == [
+    assert [(what[:4], what.all_steps) for what in found.whats] == [
         (("comm", "attn", "forward", 3.0), pytest.approx(3.0)),
         (("compute", "attn", "forward", 1.0), pytest.approx((10 + 2) / 99)),
         (("wait", "attn", "forward", 1.0), pytest.approx((10 + 88 * 0.5) / 99)),
@@ -60,20 +61,20 @@ def test_the_last_steps_the_sample_and_all() -> None:
     assert [(one.first, one.last) for one in found.trend] == [(0, 90), (50, 50)] or found.trend[0].first == 0
     assert found.trend[0].hidden.fraction == pytest.approx(1 - 1 / 6, abs=0.2)
     assert found.trend[-1].hidden.fraction == 0.5
-    assert found.slowest == (Slow(40, 9.0, 2.25),)
+    assert found.slowest == (SlowStep(40, 9.0, 2.25),)
 
 
 def test_without_roll_ups_and_without_spans() -> None:
     spans = table_of(Timeline(tuple(step(1, 1.0))))
     nothing = rollup(range(0), slow=0)
     found = summary(spans, spans.clear(), nothing)
-    assert {(what.seconds, what.of_all) for what in found.whats} == {(3.0, 3.0), (1.0, 1.0)} and found.slowest == ()
+    assert {(what.seconds, what.all_steps) for what in found.whats} == {(3.0, 3.0), (1.0, 1.0)} and found.slowest == ()
     found = summary(spans.clear(), spans.clear(), rollup(range(3), slow=9))
     assert (found.spans, found.hidden.fraction, found.last, found.every) == (0, None, (), (1, 2))
     assert {what.seconds for what in found.whats} == {None}
 
 
-def slowest(*seconds: float) -> tuple[Slow, ...]:
+def slowest(*seconds: float) -> tuple[SlowStep, ...]:
     """Of a run with such steps after the first."""
     rows = [(n, 0, "step", "", "", 1, one) for n, one in enumerate((99.0, *seconds))]
     schema = {name: ROLLUP.get(name, pl.Float64) for name in ROLLUP_COLUMNS}
@@ -82,9 +83,9 @@ def slowest(*seconds: float) -> tuple[Slow, ...]:
 
 
 def test_steps_that_took_a_quarter_longer_than_the_median_are_named() -> None:
-    assert slowest(4.0, 4.0, 4.0, 5.0, 5.5, 4.0, 8.0, 6.0, 7.0) == (Slow(7, 8.0, 1.6), Slow(9, 7.0, 1.4))
+    assert slowest(4.0, 4.0, 4.0, 5.0, 5.5, 4.0, 8.0, 6.0, 7.0) == (SlowStep(7, 8.0, 1.6), SlowStep(9, 7.0, 1.4))
     most = slowest(*[4.0] * 20, 5.0, 5.1, 5.2, 5.3, 5.4)
-    assert most == (Slow(25, 5.4, 1.35), Slow(24, 5.3, 1.325), Slow(23, 5.2, 1.3))
+    assert most == (SlowStep(25, 5.4, 1.35), SlowStep(24, 5.3, 1.325), SlowStep(23, 5.2, 1.3))
     assert slowest(4.0, 4.0, 4.0, 5.0) == ()
     assert slowest(0.0, 0.0, 5.0) == (), "of nothing nothing is a quarter longer"
 
@@ -116,6 +117,6 @@ def test_spans_of_communication_alone_do_not_tell_what_is_hidden() -> None:
 def test_sums_without_a_place_are_called_as_spans_call_them() -> None:
     nothing = table_of(Timeline(())).clear()
     found = summary(nothing, nothing, rollup(range(4), slow=9))
-    assert [(one.kind, one.site, one.of_all) for one in found.whats] == [
+    assert [(one.kind, one.site, one.all_steps) for one in found.whats] == [
         ("comm", "attn", 3.0), ("wait", "attn", 0.5), ("checkpoint", "checkpoint", 0.25),
     ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""A run's last shape, its last steps on one clock, and what it looks like at a glance: from files alone."""
+"""A run's last shape, its last steps on one clock, and what it looks like at a glance: from files
+alone."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ import polars as pl
 import pytest
 
 from plait.core.base.errors import DataError
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job as TrainJob
 from plait.core.record.clocks import FILE as CLOCKS
 from plait.core.record.rollup import STEPS
-from plait.diagnose import tables
-from plait.diagnose.imported import Said, write_notes
-from plait.diagnose.reading import glance, last_steps, placed, read_run, read_timeline
-from plait.diagnose.tables import read_totals
+from plait.diagnose.measured import tables
+from plait.diagnose.measured.reading import drawable_recording, glance, read_run, read_timeline
+from plait.diagnose.measured.run_files import ImportRemarks, write_notes
+from plait.diagnose.measured.tables import read_totals
 from tests.support.recordings.made import Job, plan_of, spans_of_job, write_run
 
 JOB = Job(dp=2, pp=2, steps=4, micro_batches=2)
@@ -76,7 +77,7 @@ def test_without_spans_the_sums_tell_the_plan(run: Path) -> None:
     assert (found.spans.height, found.sampled.height, found.plan_hash) == (0, 0, PLAN)
     assert found.rollups["step"].unique().sort().to_list() == [0, 1, 2, 3]
     with pytest.raises(DataError, match="no spans that could be drawn"):
-        placed(found, run, 2)
+        drawable_recording(found, run, 2)
 
 
 def test_of_several_plans_the_one_of_the_last_step_counts(run: Path) -> None:
@@ -90,10 +91,10 @@ def test_of_several_plans_the_one_of_the_last_step_counts(run: Path) -> None:
 
 
 def test_what_was_to_be_said_when_a_recording_was_imported_is_said_again(run: Path) -> None:
-    over = PassedOver()
+    over = IgnoredInput()
     over.note("streams that are empty", "stream 7", 2)
     assert read_timeline(run).notes == ()
-    write_notes(run, Said(("a name was guessed",), over, steps=True))
+    write_notes(run, ImportRemarks(("a name was guessed",), over, steps=True))
     for found in (read_timeline(run), read_run(run)):
         assert found.notes[0] == "a name was guessed" and len(found.notes) == 2
         assert found.passed_over.counts == {"streams that are empty": 2}
@@ -102,22 +103,15 @@ def test_what_was_to_be_said_when_a_recording_was_imported_is_said_again(run: Pa
 # ---- the last steps ----
 
 
-def test_last_steps_are_counted_from_the_end() -> None:
-    spans = spans_of_job(JOB)
-    for count, steps in ((1, [3]), (3, [1, 2, 3]), (9, [0, 1, 2, 3])):
-        assert last_steps(spans, count)["step"].unique().sort().to_list() == steps
-    assert last_steps(spans.clear(), 2).height == 0
-
-
 def test_a_recording_of_the_last_steps_stands_where_the_plan_says(run: Path) -> None:
-    found = placed(read_timeline(run), run, 2)
+    found = drawable_recording(read_timeline(run), run, 2)
     assert found.steps == [2, 3]
     assert found.grid.select("pp", "dp", "host").rows() == [(0, 0, "h0"), (0, 1, "h0"), (1, 0, "h1"), (1, 1, "h1")]
     assert found.clocks_agree is False
-    other = placed(read_timeline(run)._replace(plan_hash="another"), run, 2)
+    other = drawable_recording(read_timeline(run)._replace(plan_hash="another"), run, 2)
     assert other.grid["pp"].n_unique() == 1, "of the plan that they obeyed nothing is known"
     (run / "plan.json").unlink()
-    assert placed(read_timeline(run), run, 2).grid["pp"].n_unique() == 1
+    assert drawable_recording(read_timeline(run), run, 2).grid["pp"].n_unique() == 1
 
 
 # ---- one clock ----
@@ -142,8 +136,8 @@ def test_times_are_led_to_the_clock_of_the_first_host(run: Path) -> None:
         moved = before.select(led.then(pl.col(name) + 5 + 0.5 * (pl.col(name) - 2)).otherwise(name))
         assert after[name].to_list() == pytest.approx(moved.to_series().to_list()), "rank 3 is in none of the hosts"
     assert found.notes == ("clocks of hosts were compared: times of different hosts may be wrong by 7 us",)
-    drawn = placed(read_timeline(run), run, 1).spans.filter(pl.col("rank") == 2)
-    assert drawn["end"].max() == after.filter(pl.col("rank") == 2)["end"].max()
+    drawn = drawable_recording(read_timeline(run), run, 1).spans.filter(rank=2)
+    assert drawn["end"].max() == after.filter(rank=2)["end"].max()
 
 
 @pytest.mark.parametrize("how", ["unknown", "one host", "damaged"])
@@ -214,13 +208,6 @@ def test_totals_of_other_plans_or_without_steps_are_none(run: Path) -> None:
     assert read_totals(run / "timeline", PLAN) is None
 
 
-def test_totals_are_none_of_the_sums(run: Path) -> None:
-    before = read_run(run).recording.rollup["seconds"].sum()
-    totals(run, "block=0", 0, 9, 1000.0)
-    found = read_run(run)
-    assert found.recording.rollup["seconds"].sum() == pytest.approx(before) and not found.notes
-
-
 DAY = 86_400.0
 
 
@@ -270,7 +257,7 @@ def test_why_there_is_no_timeline(run: Path) -> None:
     plan = Plan.read(run / "plan.json")
     with pytest.raises(DataError, match=r"holds no timeline that can be read$"):
         read_run(run)
-    for steps, says in ((0, "it was to keep none; train with run.timeline_steps above 0"),
+    for steps, says in ((0, "run.timeline_steps is 0; train with a value above 0"),
                         (3, "no step of it was recorded, or not yet")):  # fmt: skip
         job = TrainJob.from_dict({
             "model": {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2, "vocab": 9, "max_sequence": 16},
@@ -280,12 +267,3 @@ def test_why_there_is_no_timeline(run: Path) -> None:
         replace(plan, job=job).write(run / "plan.json")
         with pytest.raises(DataError, match=f"holds no timeline: {says}"):
             read_run(run)
-
-
-def test_blocks_before_one_that_is_too_large_are_not_looked_at(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for block, names in ((0, "a"), (1, "abc"), (2, "ab")):
-        for name in names:
-            totals(run, f"block={block}", 1000 * block, 1000 * block + 9, 1.0, name=name)
-    monkeypatch.setattr(tables, "GLANCED", 4)
-    found = read_totals(run / "timeline", PLAN)
-    assert found is not None and (found.first, found.last) == (2000, 2009)

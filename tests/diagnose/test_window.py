@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 
 from plait.core.parallel.layout import Layout
-from plait.diagnose.recording import grid_of
-from plait.diagnose.window import shifted, together, window
+from plait.diagnose.measured.recording import grid_of
+from plait.view.time_figures import shifted, together, window
 
 
 def spans(*rows: tuple[int, str, str, float, float], step: int = 0) -> pl.DataFrame:
@@ -72,7 +72,7 @@ def test_a_long_one_stays_alone() -> None:
     rows = [(0, "processor", "compute", 0.0, 2.0), (0, "processor", "compute", 2.0, 3.9), *short(16, lane="tp")[4:]]
     found = window(spans(*rows, (0, "processor", "data", 15.0, 16.0)), [0], (0, 0), most=8)
     assert found is not None
-    own = found.bars.filter(pl.col("lane") == "processor")
+    own = found.bars.filter(lane="processor")
     assert own.select("name", "count", "busy").rows() == [("0", 1, 2.0), ("1", 1, 1.9), ("14", 1, 1.0)]
 
 

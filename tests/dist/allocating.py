@@ -1,4 +1,5 @@
-"""What each rank runs in ``test_estimate``: a job's real steps, and what they allocated and sent."""
+"""What each rank runs in ``test_estimate``: a job's real steps, and what they allocated and
+sent."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ def _starts(shape: tuple[int, int]) -> torch.Tensor:
 
 
 def measured(rank: int, values: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Bytes that a rank's memory holds, by kind, and that a step sends, by axis as the runtime's counters
-    have it."""
+    """Bytes that a rank's memory holds, by kind, and that a step sends, by axis as the runtime's
+    counters have it."""
     one = _Rank(rank, Job.from_dict(values))
     try:
         for number in range(2):  # the first makes what stays: position tables, buffers

@@ -1,10 +1,9 @@
-"""What the ranks of the checkpoint tests do: tensors that are functions of their logical names, saved and
-loaded at any degree."""
+"""What the ranks of the checkpoint tests do: tensors that are functions of their logical names,
+saved and loaded at any degree."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -24,7 +23,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
-from plait.train.checkpoint.manifest import file_of
+from plait.train.checkpoint.folder import file_of
 from plait.train.model.transformer import ModelCut, Transformer
 from tests.support.held import held_of
 from tests.support.models import llama
@@ -46,7 +45,8 @@ def group_of(size: int) -> Any:
 
 
 def tensors_of(model: Transformer, salt: int) -> dict[str, dict[str, Tensor]]:
-    """Random numbers by kind and piece, the same logical tensors at every degree; NaN where no piece lies."""
+    """Random numbers by kind and piece, the same logical tensors at every degree; NaN where no
+    piece lies."""
     result: dict[str, dict[str, Tensor]] = {}
     for kind, dtype in KINDS.items():
         by_name = result[kind] = {
@@ -130,29 +130,9 @@ def load(
     return restored.step, restored.state, differences(model, found, expected)
 
 
-def fill_disk_of_one(rank: int, folder: Path) -> tuple[str, list[str], list[str]]:
-    """Save, fail on rank 1's full disk, train on and save again: (message, names in the folder after the
-    failure, at the end)."""
-    model = build(GPT, 4, rank)
-    checkpoints = Checkpoints(folder, held_of(model.pieces), group=group_of(4))
-    checkpoints.save(1, tensors_of(model, 1), {}, wait=True)
-    full = mock.patch.object(module, "write_ranges", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    message = "nothing was raised"
-    with full if rank == 1 else contextlib.nullcontext():
-        checkpoints.save(2, tensors_of(model, 2), {})
-        try:
-            checkpoints.finish()
-        except CheckpointError as error:
-            message = str(error)
-    dist.barrier()
-    names = sorted(entry.name for entry in folder.iterdir())
-    dist.barrier()
-    checkpoints.save(3, tensors_of(model, 3), {}, wait=True)
-    return message, names, sorted(entry.name for entry in folder.iterdir())
-
-
 def load_damaged(rank: int, folder: Path) -> tuple[str, bool]:
-    """(message, whether the tensors were left alone) for a checkpoint of step 2 that cannot be used."""
+    """(message, whether the tensors were left alone) for a checkpoint of step 2 that cannot be
+    used."""
     model = build(GPT, 4, rank)
     tensors = zeros_like(tensors_of(model, 2))
     try:

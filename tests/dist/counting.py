@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from plait.core.step.segments import Collective
-from plait.core.step.step import Place
-from plait.core.step.traffic import micro_batch_bytes
-from plait.core.step.unit_traffic import step_bytes, unit_traffic
+from plait.core.step.step import PipelineRank
+from plait.core.step.traffic import micro_batch_bytes, step_bytes, unit_traffic
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.assembly import RankPart
 from plait.train.model.sequence import SequenceGroup
@@ -46,13 +45,13 @@ def counted(part: RankPart) -> tuple[RankPart, dict[str, CountedWire]]:
 
 
 def traffic(part: RankPart, wires: dict[str, CountedWire], *, micro: int, count: int) -> dict[str, float]:
-    """How far what the micro-batches of one step have sent is off the formula: nothing or everything. micro:
-    sequences of a micro-batch, count: of micro-batches."""
+    """How far what the micro-batches of one step have sent is off the formula: nothing or
+    everything. micro: sequences of a micro-batch, count: of micro-batches."""
     want: Counter[str] = Counter()
     own = part.plan.rows_of(part.rank, micro)
-    place = Place(part.plan, part.groups.place)
+    place = PipelineRank(part.plan, part.groups.place)
     for stage in part.models.stages:
-        want.update(micro_batch_bytes(place.traffic(place.order[stage.stage.index], own.stop - own.start)))
+        want.update(micro_batch_bytes(place.traffic(place.stage_index[stage.stage.index], own.stop - own.start)))
     errors: dict[str, float] = {}
     for axis, wire in wires.items():
         planned = count * want[axis]

@@ -1,4 +1,5 @@
-"""What each rank runs in ``test_finite``: a NaN planted into one rank's gradient, and who finds it."""
+"""What each rank runs in ``test_finite``: a NaN planted into one rank's gradient, and who finds
+it."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def _step(part: RankPart, optimizer: Optimizer, step: int, on_nan: OnNan = "stop
 
 
 def _plant(part: RankPart, tensor: str, times: int) -> None:
-    """Put a NaN into this rank's gradient of a tensor whenever something is added to it, so many times."""
+    """Put a NaN into this rank's gradient of a tensor whenever something is added to it, so many
+    times."""
     gradients, left = part.gradients, [times]
     piece = next(piece for piece in part.models.pieces if piece.name == tensor)
     target = part.models.named[piece.parameter]
@@ -79,15 +81,9 @@ def _close(part: RankPart) -> None:
         part.shards.stop()
 
 
-def stopped(rank: int, strategy: Strategy, culprit: int, tensor: str, times: int) -> tuple[str, bool]:
-    """After a good step, one with a NaN: what this rank says, and whether its weights are those before."""
-    return stopped_by_several(rank, strategy, {culprit: [tensor]}, times)
-
-
-def stopped_by_several(
-    rank: int, strategy: Strategy, culprits: Mapping[int, Sequence[str]], times: int
-) -> tuple[str, bool]:
-    """The same with a NaN in several tensors, by rank."""
+def stopped(rank: int, strategy: Strategy, culprits: Mapping[int, Sequence[str]], times: int) -> tuple[str, bool]:
+    """After a good step, one with NaNs in tensors of some ranks: what this rank says, and whether
+    its weights are those before."""
     part, optimizer = _part(rank, strategy)
     try:
         _step(part, optimizer, 0)
@@ -105,8 +101,8 @@ def stopped_by_several(
 
 
 def skipped(rank: int, strategy: Strategy, culprit: int, tensor: str) -> tuple[list[int], bool]:
-    """Steps 0, 1 (with a NaN) and 2: updates left out so far after each, and whether the weights in the end
-    are those of a run that has never seen step 1."""
+    """Steps 0, 1 (with a NaN) and 2: updates left out so far after each, and whether the weights in
+    the end are those of a run that has never seen step 1."""
     ends: list[list[Tensor]] = []
     counts: list[int] = []
     for steps in ((0, 1, 2), (0, 2)):
@@ -138,7 +134,8 @@ def for_ever(rank: int, strategy: Strategy) -> tuple[int, str]:
 
 
 def bad_state(rank: int, strategy: Strategy, culprit: int, kind: str) -> str:
-    """One rank's weights, or averages, have an infinity: what every rank says before they are saved."""
+    """One rank's weights, or averages, have an infinity: what every rank says before they are
+    saved."""
     part, optimizer = _part(rank, strategy)
     try:
         _step(part, optimizer, 0)

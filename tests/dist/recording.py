@@ -36,7 +36,7 @@ def spans(rank: int, values: dict[str, Any]) -> tuple[Plan, list[Span]]:
     optimizer, found = Optimizer(part.models, part.gradients), list[Span]()
     try:
         for step in range(STEPS):
-            part.pipeline.ahead()
+            part.pipeline.prefetch()
             train_step(part.step, optimizer, _batches(part, step), learning_rate=1e-3, clip=1.0)
             records = recorder.records()
             of_step = spans_of(step, rank, recorder.spans(records))

@@ -1,5 +1,5 @@
-"""What each rank runs in ``test_reshard``: moves between random layouts, every tile compared with its part of
-the whole tensor."""
+"""What each rank runs in ``test_reshard``: moves between random layouts, every tile compared with
+its part of the whole tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from plait.core.base.errors import ReshardError
 from plait.core.reshard.layouts import Reshard, TensorLayout
 from plait.core.reshard.plan import WAYS, Message, ReshardPlan
-from plait.plan.reshard import Fabric, even_hosts, plan_reshard
+from plait.plan.reshard.boundary import Fabric, even_hosts, plan_reshard
 from plait.train.comm.lanes import BackgroundHandle, Lane
 from plait.train.machine.device import RankDevice
 
@@ -107,7 +107,8 @@ def whole(move: Move, salt: int) -> Tensor:
 
 
 def begin(move: Move, rank: int, on: Lane, salt: int) -> Started:
-    """Start a move; returns what to wait for, the destination tile and the larger tensor that it lies in."""
+    """Start a move; returns what to wait for, the destination tile and the larger tensor that it
+    lies in."""
     plan, tensor = move.plan, whole(move, salt)
     source = destination = around = None
     if rank in plan.source.ranks:
@@ -187,11 +188,11 @@ def large(rank: int, way: str) -> list[str]:
 def check_refusals(said: Sequence[Sequence[str]]) -> None:
     """Hold what four ranks were told, as ``refusals`` gives it, to the reasons."""
     assert [len(each) for each in said] == [4, 0, 3, 0]
-    assert "Rank 0 has none, but a source tile belongs to ranks (0, 1)" in said[0][0]
-    assert "by the layout '(2) S0' it must have (4,)" in said[0][1]
+    assert "Rank 0 passed no tile, but the source layout" in said[0][0]
+    assert "but the layout '(2) S0' requires (4,)" in said[0][1]
     assert "8 bytes an element" in said[0][2]
-    assert all("has one" in each for each in (said[0][3], said[2][0]))
-    assert "it must have (8,)" in said[2][2]
+    assert all("passed a tile" in each for each in (said[0][3], said[2][0]))
+    assert "requires (8,)" in said[2][2]
 
 
 def refusals(rank: int) -> list[str]:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from plait.core.base.errors import CheckpointError
-from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from tests.dist import checkpointing
@@ -21,27 +20,12 @@ from tests.support.ranks import Ranks
 # ---- what comes back ----
 
 
-@pytest.mark.parametrize("spec", [LLAMA, GPT], ids=["llama", "gpt"])
-def test_loads_bit_for_bit_at_every_degree(four: Ranks, tmp_path: Path, spec: ModelSpec) -> None:
-    for step, saved in (
-        (2, 2),
-        (4, 4),
-    ):  # at tp = 4 LLAMA's key/value heads are held twice, and GPT's last rank has no word
-        four.run(checkpointing.save, tmp_path, spec, saved, saved, step)
-        for tp in (1, 2, 4):
-            for answer in four.run(checkpointing.load, tmp_path, spec, tp, step)[:tp]:
-                assert answer == (step, {"step": step, "rank": 0}, [])
-
-
-def test_data_parallel_copies_are_written_once(four: Ranks, tmp_path: Path) -> None:
-    four.run(checkpointing.save, tmp_path / "once", LLAMA, 2, 2, 1)
-    four.run(checkpointing.save, tmp_path / "copied", LLAMA, 2, 4, 1)
-    once, copied = (
-        sum(file.stat().st_size for file in (tmp_path / name).rglob("*.safetensors")) for name in ("once", "copied")
-    )
-    assert copied == pytest.approx(once, rel=0.02)
-    assert len(list((tmp_path / "copied").rglob("*.safetensors"))) == 4, "all ranks share the writing"
-    assert four.run(checkpointing.load, tmp_path / "copied", LLAMA, 1, 1)[0][2] == []
+def test_loads_bit_for_bit_at_other_degrees(four: Ranks, tmp_path: Path) -> None:
+    """At tp = 4 key/value heads are held twice. More, on threads, in ``tests/train/checkpoint``."""
+    four.run(checkpointing.save, tmp_path, LLAMA, 4, 4, 4)
+    for tp in (1, 2):
+        for answer in four.run(checkpointing.load, tmp_path, LLAMA, tp, 4)[:tp]:
+            assert answer == (4, {"step": 4, "rank": 0}, [])
 
 
 @pytest.mark.unit

@@ -1,4 +1,5 @@
-"""Checkpoints: a usable one is left whatever happens while writing, and what is damaged is found."""
+"""Checkpoints: a usable one is left whatever happens while writing, and what is damaged is
+found."""
 
 from __future__ import annotations
 
@@ -17,12 +18,11 @@ from plait.core.base.errors import CheckpointError
 from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
-from plait.train.checkpoint.folder import CheckpointFolder
-from plait.train.checkpoint.manifest import file_of
+from plait.train.checkpoint.folder import CheckpointFolder, file_of
 from tests.dist import checkpointing
 from tests.dist.checkpointing import GPT, One, build, differences, tensors_of, zeros_like
 from tests.support.held import held_of
-from tests.support.ranks import CONTEXT, Ranks
+from tests.support.ranks import CONTEXT
 
 
 @pytest.mark.parametrize("stage, usable", [("write", 1), ("measure", 1), ("rename", 1), ("delete", 2)])
@@ -146,20 +146,6 @@ def test_every_flipped_bit_is_found(one: One) -> None:
     one.checkpoints.load(2, tensors)
 
 
-def test_a_damaged_file_is_an_error_on_every_rank(four: Ranks, tmp_path: Path) -> None:
-    for step in (1, 2):
-        four.run(checkpointing.save, tmp_path, GPT, 2, 2, step)
-    flip(tmp_path / "step-00000002" / file_of(1))
-    for message, untouched in four.run(checkpointing.load_damaged, tmp_path):
-        assert f"{file_of(1)}: damaged" in message
-        assert "The folder also holds step 1" in message
-        assert untouched
-    for step, warnings, different in four.run(checkpointing.restore_damaged, tmp_path):
-        assert (step, different) == (1, [])
-        assert len(warnings) == 1
-        assert f"{file_of(1)}: damaged" in warnings[0]
-
-
 @pytest.mark.unit
 def test_another_model_is_refused(one: One) -> None:
     bigger = build(ModelSpec(**{**GPT.to_dict(), "vocab": 6}))
@@ -172,14 +158,6 @@ def test_another_model_is_refused(one: One) -> None:
     with pytest.raises(CheckpointError, match=r"holds no 'momentum/embedding.weight'"):
         one.checkpoints.load(2, {"momentum": tensors["exp_avg"]})
     assert differences(bigger, tensors, tensors_of(bigger, 2)) == []
-
-
-def test_full_disk_on_one_rank(four: Ranks, tmp_path: Path) -> None:
-    for message, after_failure, at_end in four.run(checkpointing.fill_disk_of_one, tmp_path):
-        assert "no room for the checkpoint of step 2: it needs " in message
-        assert "The checkpoint of step 1 is untouched" in message
-        assert after_failure == ["step-00000001"]
-        assert at_end == ["step-00000001", "step-00000003"]
 
 
 class Usage(NamedTuple):

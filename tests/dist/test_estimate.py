@@ -194,7 +194,8 @@ MORE |= {
 
 
 def fullest(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Ranks of a place differ where dp does not divide a micro-batch: the estimate is of the largest."""
+    """Ranks of a place differ where dp does not divide a micro-batch: the estimate is of the
+    largest."""
     return max(ranks, key=lambda each: sum(each["memory"].values()))
 
 

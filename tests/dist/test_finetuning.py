@@ -1,10 +1,9 @@
-"""Fine-tuning on chats is transformers' own model trained on each chat alone, with its own masks of answers:
-no packing, no padding, no parallelism there."""
+"""Fine-tuning on chats is transformers' own model trained on each chat alone, with its own masks of
+answers: no packing, no padding, no parallelism there."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,15 @@ from torch import Tensor
 
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
-from plait.train.data.sequences import Packed
+from plait.train.data.corpus import Corpus
+from plait.train.data.sequences import Batches, Packed
 from plait.train.data.sets import prepare_corpus
-from plait.train.data.stream import Batches, Corpus
-from tests.dist import pipelining
-from tests.dist.equality import trained
-from tests.dist.test_pipeline import TOLERANCE
+from tests.dist.equality import Pool, assert_equal, trained
+from tests.dist.pipelining import Planned
 from tests.support import drawn
 from tests.support.chats import MARKED, say, tokenizer_folder
 from tests.support.models import llama, mistral
 from tests.support.peers import Peer
-from tests.support.ranks import Ranks
 
 SEQUENCE, PACKED = 288, 12
 SHAPE: dict[str, Any] = {"vocab": 320, "max_sequence": SEQUENCE, "head_size": 4}
@@ -76,7 +73,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
         (folder / "chats.jsonl").write_text(text)
         found = Data(folder, chats)
         prepare_corpus(found.job(MODELS["llama"]).data, folder / "corpus", lambda _: None)
-        batches = Batches(Corpus.open(folder / "corpus" / "text"), "train", sequence=SEQUENCE, batch=PACKED, masks=True)
+        batches = Batches(Corpus.open(folder / "corpus" / "text"), "train", sequence=SEQUENCE, masks=True)
         assert isinstance(batches.view, Packed) and not batches.view.cut
         if batches.windows == PACKED:
             return found
@@ -124,10 +121,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_chats_are_trained_on_as_transformers_does(
-    pool: Callable[[int], Ranks], data: Data, wanted: tuple[ModelSpec, dict[str, Any]], strategy: str
+    pool: Pool, data: Data, wanted: tuple[ModelSpec, dict[str, Any]], strategy: str
 ) -> None:
     spec, want = wanted
     plan = drawn.plan_of(data.job(spec, **STRATEGIES[strategy]))
-    args = (plan, data.folder / "corpus", want)
-    for error, what in pool(plan.layout.world_size).run(pipelining.feed_error, *args):
-        assert error < TOLERANCE, f"{what} is off by {error:.1e}"
+    assert_equal(pool, Planned(plan, folder=data.folder / "corpus", given=want))

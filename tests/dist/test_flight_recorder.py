@@ -1,4 +1,5 @@
-"""What PyTorch's flight recorder writes in this version of it, as it writes it: pickles of plain data."""
+"""What PyTorch's flight recorder writes in this version of it, as it writes it: pickles of plain
+data."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from plait.core.base.passed_over import PassedOver
-from plait.diagnose.flight_recorder import Dump
-from plait.diagnose.importing import import_traces
-from plait.diagnose.plain_pickle import parse_plain
+from plait.core.base.codec.pickles import read_plain
+from plait.core.base.ignored_input import IgnoredInput
+from plait.diagnose.measured.importing import import_traces
+from plait.formats.flight_recorder import Dump
 from tests.support.ranks import Ranks
 
 
@@ -33,7 +34,7 @@ def dumped(rank: int) -> tuple[bytes, bytes]:
 
 
 def entries(document: dict[str, Any]) -> Dump:
-    found = Dump(PassedOver())
+    found = Dump(IgnoredInput())
     for one in document["entries"]:
         found.add(one)
     found.finish(document)
@@ -43,15 +44,14 @@ def entries(document: dict[str, Any]) -> Dump:
 
 def test_what_it_writes_is_read(four: Ranks, tmp_path: Path) -> None:
     pickles, texts = zip(*four.run(dumped), strict=True)
-    for pickled, text in zip(pickles, texts, strict=True):
-        over = PassedOver()
-        document, _ = parse_plain(pickled, over)
+    files = [tmp_path / f"nccl_trace_rank_{rank}" for rank in range(4)]
+    for file, pickled, text in zip(files, pickles, texts, strict=True):
+        file.write_bytes(pickled)
+        over, taken = IgnoredInput(), list[Any]()
+        document = {**read_plain(file, {"entries": taken.append}, over), "entries": taken}
         assert not over
         assert json.dumps(document) == json.dumps(pickle.loads(pickled))
         assert entries(document) == entries(json.loads(text))
-    files = [tmp_path / f"nccl_trace_rank_{rank}" for rank in range(4)]
-    for file, pickled in zip(files, pickles, strict=True):
-        file.write_bytes(pickled)
     found = import_traces(files, tmp_path / "run")
     assert found.ranks == 4
     assert found.verdict is not None

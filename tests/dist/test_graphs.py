@@ -1,19 +1,18 @@
-"""Computation that is captured and replayed is the unsharded computation still, on a device that captures and
-is no GPU (``capturing``); what that cannot show is in ``tests/gpu``."""
+"""Computation that is captured and replayed is the unsharded computation still, on a device that
+captures and is no GPU (``capturing``); what that cannot show is in ``tests/gpu``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from plait.core.base.errors import JobError, PlaitError
+from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import HERE
 from plait.core.job.refine import refine
 from plait.core.job.spec import Job
-from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import Load
@@ -30,15 +29,16 @@ from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 from plait.train.tune.measure import measure
 from tests.dist import capturing
-from tests.dist.equality import batch_of
-from tests.dist.test_equality import GPT, LLAMA, TOLERANCE
-from tests.dist.test_equality import U as U_LONE
-from tests.dist.test_pipeline import MODELS
+from tests.dist.equality import TOLERANCE, Case, Pool, TensorParallel, batch_of, run
+from tests.dist.pipelining import Pipeline, Planned
+from tests.dist.test_equality import GPT, MODELS
+from tests.dist.test_pipeline import GPT as SHORT
+from tests.dist.test_pipeline import LLAMA, U
 from tests.support import drawn
 from tests.support.capturing import CapturingDevice
-from tests.support.ranks import Ranks
+from tests.support.cases import each_other, first
+from tests.support.threads import threads
 
-Pool = Callable[[int], Ranks]
 LONE = [
     Strategy(cuda_graphs=True),
     Strategy(p1=3, recompute="full", cuda_graphs=True),
@@ -52,75 +52,55 @@ TWO = [
 ]
 
 
-def assert_equal(found: tuple[Any, int, int], what: object) -> None:
-    (error, where), captured, replayed = found
-    assert error < TOLERANCE, f"{what}: {where} is off by {error:.1e}"
-    assert replayed > captured > 0
+def assert_equal(pool: Pool, case: Case) -> None:
+    for (error, where), captured, replayed in run(pool, case, capturing.observed):
+        assert error < TOLERANCE, f"{where} is off by {error:.1e} in {case}"
+        assert replayed > captured > 0
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("spec", [GPT, LLAMA, U_LONE], ids=["gpt", "llama", "u"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "u"])
 @pytest.mark.parametrize("strategy", LONE, ids=["plain", "full", "compiled"])
-def test_one_rank_equals_the_reference(spec: ModelSpec, strategy: Strategy) -> None:
-    function = "compiling.lone_error" if strategy.compile else "equality.worst_error"
-    assert_equal(capturing.observed(0, function, spec, strategy), strategy)
+def test_one_rank_equals_the_reference(name: str, strategy: Strategy) -> None:
+    assert_equal(threads, TensorParallel(MODELS[name], strategy))
 
 
-@pytest.mark.parametrize("spec", [GPT, LLAMA], ids=["gpt", "llama"])
-@pytest.mark.parametrize("strategy", TWO, ids=["domino", "sequence", "async", "sync"])
-def test_two_ranks_equal_the_reference(pool: Pool, spec: ModelSpec, strategy: Strategy) -> None:
-    for found in pool(2).run(capturing.observed, "equality.worst_error", spec, strategy):
-        assert_equal(found, strategy)
+@pytest.mark.parametrize(("name", "strategy"), each_other(["gpt", "llama"], TWO))
+def test_two_ranks_equal_the_reference(pool: Pool, name: str, strategy: Strategy) -> None:
+    assert_equal(pool, TensorParallel(MODELS[name], strategy))
 
 
-PIPELINES: list[tuple[str, str, list[tuple[int, int]], int, tuple[Sharding, ...]]] = [
-    ("gpt", "1f1b", [(1, 1)] * 2, 2, ()),
-    ("llama", "zb-h1", [(1, 1)] * 2, 1, ()),
-    ("utransformer", "eager-1f1b", [(1, 1)] * 2, 2, ()),
-    ("gpt", "interleaved", [(1, 2)] * 2, 2, ()),
-    ("llama", "gpipe", [(1, 2), (2, 1)], 1, ()),
-    ("gpt", "1f1b", [(2, 1)] * 2, 2, (Sharding(optim=2),) * 2),
-]
+GRAPHED, SLICED = Strategy(cuda_graphs=True), Strategy(p1=2, cuda_graphs=True)
+PIPELINES = {
+    "1f1b": Pipeline(SHORT, [(1, 1)] * 2, "1f1b", SLICED),
+    "zb-h1": Pipeline(LLAMA, [(1, 1)] * 2, "zb-h1", GRAPHED),
+    "levels": Pipeline(U, [(1, 1)] * 2, "eager-1f1b", SLICED),
+    "interleaved": Pipeline(SHORT, [(1, 2)] * 2, "interleaved", SLICED),
+    "unequal": Pipeline(LLAMA, [(1, 2), (2, 1)], "gpipe", GRAPHED),
+    "zero1": Pipeline(SHORT, [(2, 1)] * 2, "1f1b", SLICED, [Sharding(optim=2)] * 2),
+}
 
 
-@pytest.mark.parametrize(("model", "name", "degrees", "p1", "shardings"), PIPELINES, ids=str)
-def test_pipelines_equal_the_reference(
-    pool: Pool, model: str, name: str, degrees: list[tuple[int, int]], p1: int, shardings: tuple[Sharding, ...]
-) -> None:
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines_equal_the_reference(pool: Pool, name: str) -> None:
     """Several micro-batches in flight, each in a slot of its own; transfers late."""
-    spec, delay = MODELS[model], 3
-    args = (spec, degrees, name, p1, False, delay, (), shardings)
-    arguments = ("pipelining.worst_error", *args, capturing.WHOLE, {"cuda_graphs": True})
-    for found in pool(sum(dp * tp for dp, tp in degrees)).run(capturing.observed, *arguments):
-        assert_equal(found, (name, degrees))
+    assert_equal(pool, replace(PIPELINES[name], delay=3))
 
 
 @pytest.mark.unit
 def test_keys_of_masks_that_were_captured_would_be_noticed() -> None:
-    """The double does what a GPU would: a number of the host is what it was when it was captured."""
-    (error, _), _, _ = capturing.with_keys_of_the_capture(0, GPT, Strategy(cuda_graphs=True))
+    """The double does what a GPU would: a number of the host is what it was when it was
+    captured."""
+    case = TensorParallel(GPT, Strategy(cuda_graphs=True))
+    (error, _), _, _ = capturing.with_keys_of_the_capture(0, case, case.want())
     assert error > 1e-6
 
 
-def cases() -> Iterator[Any]:
-    for number in range(60):
-        yield pytest.param(number, marks=() if number < 3 else pytest.mark.contract)
-
-
-@pytest.mark.parametrize("number", list(cases()))
+@pytest.mark.parametrize("number", first(3, of=60))
 def test_a_drawn_job_equals_the_reference(pool: Pool, number: int) -> None:
-    chance = drawn.Chance(f"graphs/{number}")
-    while True:
-        values = drawn.draw(chance, 4)
-        values["strategy"]["cuda_graphs"] = True
-        try:
-            plan = drawn.plan_of(Job.from_dict(values))
-        except PlaitError:
-            continue
-        if 2 <= plan.layout.world_size <= 4:
-            break
-    for (error, what), _, _ in pool(plan.layout.world_size).run(capturing.observed, "pipelining.job_error", plan):
-        assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
+    plan = drawn.planned(drawn.Chance(f"graphs/{number}"), 4, strategy={"cuda_graphs": True})
+    for (error, what), _, _ in run(pool, case := Planned(plan), capturing.observed):
+        assert error < TOLERANCE, f"{what} is off by {error:.1e} in\n{case}"
 
 
 def job(**strategy: Any) -> Job:
@@ -132,7 +112,7 @@ def job(**strategy: Any) -> Job:
 @pytest.mark.unit
 @pytest.mark.parametrize("shard", ["zero2", "fsdp"])
 def test_what_does_not_stay_in_its_place_is_refused(shard: str) -> None:
-    with pytest.raises(JobError, match="memory that stays") as refused:
+    with pytest.raises(JobError, match="fixed addresses") as refused:
         job(dp=2, shard=shard, cuda_graphs=True)
     assert refused.value.key == "strategy.cuda_graphs"
     assert job(dp=2, shard=shard, cuda_graphs="auto").base_strategy.cuda_graphs is False
@@ -153,7 +133,7 @@ def test_auto_times_steps_where_the_device_captures(captures: bool) -> None:
         return
     assert {one.strategy.cuda_graphs for one in found.graphed} == {False, True}
     assert plan.strategy == min(found.graphed, key=lambda one: one.seconds).strategy
-    assert "captured" in found.notes["cuda_graphs"]
+    assert "with CUDA graphs" in found.notes["cuda_graphs"]
 
 
 @pytest.mark.unit
@@ -185,8 +165,8 @@ def test_slots_are_as_many_as_micro_batches_are_alive() -> None:
 
 @pytest.mark.unit
 def test_nothing_is_captured_before_a_step_has_ended() -> None:
-    """On a GPU autograd would give the graph a gradient of the stream on which these ran, and the device
-    cannot give back memory while messages are waited for."""
+    """On a GPU autograd would give the graph a gradient of the stream on which these ran, and the
+    device cannot give back memory while messages are waited for."""
     device = CapturingDevice()
     model = Transformer(GPT, Strategy(cuda_graphs=True))
     lists: dict[str, Any] = {"gradients": Gradients(model), "phases": ("F", "B")}

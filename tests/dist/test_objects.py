@@ -1,4 +1,5 @@
-"""Plain values between ranks: every rank gets what every rank gave, whatever its size, and nothing else."""
+"""Plain values between ranks: every rank gets what every rank gave, whatever its size, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from plait.train.comm.objects import broadcast, gather
+from plait.train.comm.tree import broadcast, gather
 from tests.support.ranks import Ranks
 
 _groups: list[Any] = []

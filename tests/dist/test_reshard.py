@@ -1,4 +1,5 @@
-"""Real processes carry out plans: every destination tile is its part of the tensor, however it got there."""
+"""Real processes carry out plans: every destination tile is its part of the tensor, however it got
+there."""
 
 from __future__ import annotations
 
@@ -17,30 +18,16 @@ def problems(results: list[list[str]]) -> list[str]:
     return [problem for result in results for problem in result]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_layouts_types_and_ways(pool: Pool, seed: int) -> None:
     assert problems(pool(4).run(resharding.carry_out, seed, 40, 4, "plain")) == []
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_random_delays_change_nothing(pool: Pool, seed: int) -> None:
-    assert problems(pool(4).run(resharding.carry_out, 100 + seed, 12, 4, "delayed")) == []
-
-
-def test_both_directions_at_once(pool: Pool) -> None:
+def test_random_delays_change_nothing(pool: Pool) -> None:
+    assert problems(pool(4).run(resharding.carry_out, 100, 12, 4, "delayed")) == []
     assert problems(pool(4).run(resharding.both_ways, 5, 6)) == []
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_megabytes_while_computing(pool: Pool, way: str) -> None:
     assert problems(pool(4).run(resharding.large, way)) == []
-
-
-def test_what_is_not_the_plan_is_refused(pool: Pool) -> None:
-    resharding.check_refusals(pool(4).run(resharding.refusals))
-
-
-def test_ranks_with_different_plans_are_told(pool: Pool) -> None:
-    assert set(pool(4).run(resharding.disagree)) == {
-        "Ranks [1] have another resharding plan than rank 0. Make it from equal arguments."
-    }

@@ -1,19 +1,20 @@
-"""A sequence that several ranks share, by Ulysses, ring attention or both, is the unsharded computation."""
+"""A sequence that several ranks share, by Ulysses, ring attention or both, and one that documents
+share, or that has weights, is the unsharded computation: the plain reference's, or
+transformers'."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.core.model.spec import ModelSpec
-from plait.core.parallel.layout import SequenceCut
+from plait.core.parallel.layout import ContextSplit
 from plait.core.parallel.sharding import Sharding
-from plait.core.parallel.strategy import Recompute, Strategy
+from plait.core.parallel.strategy import Strategy
 from plait.core.step.segments import SegmentGraph
 from plait.core.step.stages import Stage
 from plait.train.comm.wire import NullWire, Wire, open_wire
@@ -21,21 +22,26 @@ from plait.train.engine.attention import SharedCore
 from plait.train.model.basics import SliceContext
 from plait.train.model.sequence import SequenceGroup
 from plait.train.model.sublayers import Attention
-from tests.dist import pipelining
-from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE
+from tests.dist.equality import Pool, assert_equal, batch_of, details_of
+from tests.dist.pipelining import Pipeline
+from tests.dist.test_pipeline import GPT, LLAMA, P2
+from tests.dist.test_sharding import SHARDED
+from tests.support.cases import each_other, pairwise
 from tests.support.models import mistral, qwen3
-from tests.support.ranks import Ranks
+from tests.support.peers import Peer
+from tests.support.reference import Reference, mean_loss
 
-Pool = Callable[[int], Ranks]
+MODELS = {"gpt": replace(GPT, num_layers=2), "llama": replace(LLAMA, num_layers=2)}
+MODELS |= {"qwen3": qwen3(window=2, full_first=1), "mistral": mistral()}
+FLAT = {name: replace(spec, attention_dropout=0.0) for name, spec in MODELS.items()}
+"""With a ring no attention drops."""
 
-SMALL_GPT = replace(GPT, num_layers=2)
-SMALL_LLAMA = replace(LLAMA, num_layers=2)
-NO_CORE_DROPOUT = replace(SMALL_GPT, attention_dropout=0.0)
+CUTS: list[dict[str, Any]] = [{"cp": 2}, {"cp": 2, "ring": 2}, {"cp": 4}, {"cp": 4, "ring": 4}, {"cp": 4, "ring": 2}]
 
 
-def attention_error(_rank: int, cut: SequenceCut, kv_heads: int) -> float:
-    """Largest difference, output and gradients, between shared attention, op by op, and plain attention over
-    the whole sequence."""
+def attention_error(_rank: int, cut: ContextSplit, kv_heads: int) -> float:
+    """Largest difference, output and gradients, between shared attention, op by op, and plain
+    attention over the whole sequence."""
     generator = torch.Generator().manual_seed(0)
     tokens, heads, size = 16, 4, 8
     q, k, v, g = (
@@ -71,27 +77,33 @@ def run_shared(
     context = SliceContext(torch.arange(z.shape[1]), torch.arange(z.shape[0]), None)
     core, out = SharedCore(attention, False, context, True), torch.empty(0)
     core.z = z
-    in_parts = {"T": core.turn, "K": core.attend, "S": core.turn_back, "G": core.block_gradient, "H": core.hand_on}
+    in_parts = {
+        "T": core.ring_send,
+        "K": core.attention_core,
+        "S": core.ring_send_backward,
+        "G": core.core_backward,
+        "H": core.ring_send_grad,
+    }
     with torch.no_grad():
         for op in graph.ops():
             match op.site, op.kind:
                 case "attn", "F":
                     core.activate(context, train=True)
                 case "attn", "R":
-                    core.arrive()
+                    core.unpack_output()
                     out = core.o
                 case "attn", "D":
-                    core.back(gradient.flatten(2).flatten(0, 1))
+                    core.backward(gradient.flatten(2).flatten(0, 1))
                 case "attn", "E":
-                    core.send_gradients()
+                    core.heads_exchange_grad()
                 case "attn", "Z":
-                    core.finish()
+                    core.column_output_grad()
                 case "attn", kind if kind in in_parts:
                     in_parts[kind](op.part)
             if kind := graph.collective(op):
-                rotates = core.rotate_gradient() if op.kind == "H" else None
-                rotates = core.rotate_block(op.part) if op.kind in "TS" else rotates
-                wire.start(kind, *(rotates or core.exchange())).wait()
+                rotates = core.ring_send_grad_buffers() if op.kind == "H" else None
+                rotates = core.ring_send_buffers(op.part) if op.kind in "TS" else rotates
+                wire.start(kind, *(rotates or core.heads_exchange_buffers())).wait()
     return out, core.g_z
 
 
@@ -101,72 +113,85 @@ def _present(tensor: Tensor | None) -> Tensor:
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("ring", [1, 2, 4])
-@pytest.mark.parametrize("cp", [2, 4])
+@pytest.mark.parametrize(("cp", "ring"), [(2, 1), (2, 2), (4, 1), (4, 4)])
 def test_shared_attention_is_attention(pool: Pool, cp: int, ring: int, kv_heads: int) -> None:
-    if ring not in (1, cp):
-        pytest.skip("the contract below has both at once")
-    assert max(pool(cp).run(attention_error, SequenceCut(cp=cp, ring=ring), kv_heads)) < 1e-12
-
-
-def assert_equal(
-    pool: Pool, spec: ModelSpec, degrees: Sequence[tuple[int, int]], name: str, cut: SequenceCut, *, p1: int = 1,
-    sequence_parallel: bool = False, shardings: Sequence[Sharding] = (), again: Recompute = "none",
-) -> None:  # fmt: skip
-    size = cut.cp * sum(dp * tp for dp, tp in degrees)
-    args = (spec, degrees, name, p1, sequence_parallel, None, (), shardings, cut, {"recompute": again})
-    for error, what in pool(size).run(pipelining.worst_error, *args):
-        assert error < TOLERANCE, f"{name} on {degrees}, {cut}: {what} is off by {error:.1e}"
+    assert max(pool(cp).run(attention_error, ContextSplit(cp=cp, ring=ring), kv_heads)) < 1e-12
 
 
 @pytest.mark.parametrize(
-    "cut",
-    [
-        SequenceCut(cp=2),
-        SequenceCut(cp=2, ring=2),
-        SequenceCut(cp=4),
-        SequenceCut(cp=4, ring=4),
-        SequenceCut(cp=4, ring=2),
-    ],
-    ids=str,
+    ("cut", "name", "again", "p1", "detailed"),
+    pairwise(CUTS, list(MODELS), ("none", "full", "selective"), (1, 2), (False, True)),
 )
-@pytest.mark.parametrize(
-    "spec", [SMALL_GPT, SMALL_LLAMA, qwen3(window=2, full_first=1), mistral()], ids=["gpt", "llama", "qwen3", "mistral"]
-)
-def test_every_kind_equals_the_reference(pool: Pool, spec: ModelSpec, cut: SequenceCut) -> None:
-    spec = replace(spec, attention_dropout=0.0) if cut.ring > 1 else spec
-    for p1, again in ((1, "none"), (2, "full"), (1, "selective")):
-        assert_equal(pool, spec, [(1, 1)], "1f1b", cut, p1=p1, again=again)  # type: ignore[arg-type]
-
-
-def test_sequences_shared_by_more_ranks_than_there_are_heads(pool: Pool) -> None:
-    assert_equal(
-        pool,
-        replace(SMALL_LLAMA, num_heads=2, num_kv_heads=1, head_size=8),
-        [(1, 1)],
-        "gpipe",
-        SequenceCut(cp=4, ring=4),
-    )
-
-
-@pytest.mark.parametrize(
-    ("degrees", "cut", "shardings"),
-    [
-        ([(1, 2)], SequenceCut(cp=2), [Sharding(params=2, grads=2, optim=2)]),
-        ([(1, 2)], SequenceCut(cp=2, ring=2), [Sharding(optim=2)]),
-        ([(2, 1)], SequenceCut(cp=2, ring=2), [Sharding(params=2, grads=4, optim=4)]),
-        ([(1, 1), (1, 1)], SequenceCut(cp=2), []),
-        pytest.param(
-            [(1, 2), (1, 1)],
-            SequenceCut(cp=2, ring=2),
-            [Sharding(), Sharding(grads=2, optim=2)],
-            marks=pytest.mark.contract,
-        ),
-    ],
-    ids=str,
-)
-def test_it_goes_with_everything_else(
-    pool: Pool, degrees: list[tuple[int, int]], cut: SequenceCut, shardings: list[Sharding]
+def test_every_cut_equals_the_reference(
+    pool: Pool, cut: dict[str, Any], name: str, again: Any, p1: int, detailed: bool
 ) -> None:
-    assert_equal(pool, SMALL_LLAMA, degrees, "1f1b", cut, p1=2, shardings=shardings)
-    assert_equal(pool, NO_CORE_DROPOUT, degrees, "1f1b", cut, sequence_parallel=True, shardings=shardings)
+    spec = (FLAT if "ring" in cut else MODELS)[name]
+    assert_equal(pool, Pipeline(spec, strategy=Strategy(p1=p1, recompute=again, **cut), detailed=detailed))
+
+
+LLAMA2, FLAT_GPT = MODELS["llama"], FLAT["gpt"]
+FULL, STATES = Sharding(params=2, grads=2, optim=2), Sharding(optim=2)
+BETWEEN = Sharding(params=2, grads=4, optim=4)
+CASES = {
+    "more ranks than heads": Pipeline(
+        replace(LLAMA2, num_heads=2, num_kv_heads=1, head_size=8), schedule="gpipe", strategy=Strategy(cp=4, ring=4)
+    ),
+    "ulysses, tp": Pipeline(LLAMA2, [(1, 2)], "1f1b", Strategy(p1=2, cp=2), [FULL]),
+    "ring, sequence parallel": Pipeline(
+        FLAT_GPT, [(1, 2)], "1f1b", Strategy(sequence_parallel=True, cp=2, ring=2), [STATES]
+    ),
+    "ring, dp": Pipeline(LLAMA2, [(2, 1)], "1f1b", Strategy(p1=2, cp=2, ring=2), [BETWEEN]),
+    "ulysses, pp": Pipeline(FLAT_GPT, [(1, 1), (1, 1)], "1f1b", Strategy(p1=2, cp=2)),
+    "documents, everything": Pipeline(
+        LLAMA2, [(1, 2)], "1f1b", Strategy(p1=2, sequence_parallel=True, recompute="full", cp=2, ring=2), [STATES],
+        detailed=True,
+    ),
+    "documents, ring, pp": Pipeline(FLAT_GPT, [(1, 1), (1, 1)], "1f1b", Strategy(p1=2, cp=2, ring=2), detailed=True),
+}  # fmt: skip
+UNEQUAL = Pipeline(
+    LLAMA2, [(1, 2), (1, 1)], "1f1b", Strategy(p1=2, cp=2, ring=2), [Sharding(), Sharding(grads=2, optim=2)]
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_goes_with_everything_else(pool: Pool, name: str) -> None:
+    assert_equal(pool, CASES[name])
+
+
+@pytest.mark.contract
+def test_it_goes_with_unequal_stages(pool: Pool) -> None:
+    assert_equal(pool, UNEQUAL)
+
+
+AXES = {
+    "tp": Pipeline(LLAMA2, [(1, 2)], "1f1b", Strategy(p1=2, p2=2, recompute="full"), detailed=True),
+    "sequence parallel": Pipeline(LLAMA2, [(1, 2)], "1f1b", SHARDED, detailed=True),
+    "pp": Pipeline(LLAMA2, [(1, 1), (1, 1)], "1f1b", P2, detailed=True),
+    "dp": Pipeline(LLAMA2, [(3, 1)], shardings=[Sharding(params=3, grads=3, optim=3)], detailed=True),
+}
+
+
+@pytest.mark.parametrize(("name", "axis"), each_other(list(MODELS), list(AXES)))
+def test_documents_on_every_axis(pool: Pool, name: str, axis: str) -> None:
+    assert_equal(pool, replace(AXES[axis], spec=MODELS[name]))
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_the_reference_with_masks_is_documents_apart(name: str) -> None:
+    spec = replace(FLAT[name], dropout=0.0)
+    reference, (tokens, targets, _), details = Reference(spec), batch_of(spec, 0), details_of(0)
+    reference.perturb()
+    rows = []
+    for row, starts in zip(tokens, details["starts"], strict=True):
+        _, lengths = starts.unique_consecutive(return_counts=True)
+        rows.append(torch.cat([reference.logits(each[None])[0] for each in row.split(lengths.tolist())]))
+    apart = mean_loss(torch.stack(rows), targets, details["weights"])
+    torch.testing.assert_close(reference.loss(tokens, targets, **details), apart, rtol=1e-12, atol=0)
+
+
+@pytest.mark.unit
+def test_the_reference_is_transformers() -> None:
+    spec, (tokens, targets, _), details = replace(LLAMA2, dropout=0.0), batch_of(LLAMA2, 0), details_of(0)
+    ours, theirs = (one.loss(tokens, targets, **details) for one in (Reference(spec), Peer(spec)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=0)

@@ -1,92 +1,60 @@
-"""Strategies drawn from the whole space are the unsharded computation, or refused before ranks start; what
-must be equal on several ranks is."""
+"""Strategies drawn from the whole space are the unsharded computation, or refused before ranks
+start; what must be equal on several ranks is."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from plait.core.base.errors import JobError, PlaitError
-from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
-from tests.dist import compiling, pipelining
-from tests.dist.test_pipeline import TOLERANCE
+from tests.dist import pipelining
+from tests.dist.equality import TOLERANCE, Pool, assert_equal, run
+from tests.dist.pipelining import Planned
 from tests.streams import running
 from tests.support import drawn
-from tests.support.ranks import Ranks
+from tests.support.cases import each_other, first
 
-COUNT, IN_SUITE, DOCUMENTS_IN_SUITE, SEED = 200, 10, 6, 20261121
-OF_A_KIND, OF_A_KIND_IN_SUITE = 30, 3
+IN_SUITE, SEED = 10, 20261121
 MOST, MOST_IN_SUITE = 10, 4  # ranks
-PATIENCE = 300.0  # seconds: ten ranks on two busy cores have taken 65, and what hangs takes for ever
 
 
-def sample(number: int, *, levels: bool = True, **told: Any) -> tuple[Plan, drawn.Chance]:
-    """The plan of the first job of a sequence of its own that the rules allow, and the chance that is left.
-    levels: whether models may halve sequences. told: keys of ``[strategy]`` that are not drawn."""
+def sample(number: int, *, late: bool = False, **told: Any) -> Planned:
+    """The first job of a sequence of its own that the rules allow; mostly with costs as if
+    measured, sometimes or always with late transfers."""
     chance, most = drawn.Chance(f"{SEED}/{number}"), MOST_IN_SUITE if number % 1000 < IN_SUITE else MOST
-    while True:
-        values = drawn.draw(chance, most)
-        values["strategy"] |= {"compile": number % 3 == 1} | told
-        try:
-            plan = drawn.plan_of(Job.from_dict(values))
-        except PlaitError:
-            continue
-        if 2 <= plan.layout.world_size <= most and (levels or not plan.model.levels):
-            return plan, chance
-
-
-def cases(in_suite: int, count: int = COUNT) -> Iterator[Any]:
-    """Their numbers, a part of them in the suite."""
-    for number in range(count):
-        yield pytest.param(number, marks=() if number < in_suite else pytest.mark.contract)
-
-
-@pytest.mark.parametrize("number", list(cases(DOCUMENTS_IN_SUITE)))
-def test_a_drawn_job_with_documents_and_loss_weights_equals_the_reference(
-    pool: Callable[[int], Ranks], number: int
-) -> None:
-    plan, chance = sample(1000 + number, levels=False)
+    strategy = {"compile": number % 3 == 1} | told
+    detailed = number // 1000 == 1
+    plan = drawn.planned(chance, most, levels=not detailed, strategy=strategy)
     costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None
-    delay = number if chance.random() < 0.3 else None
-    ranks = pool(plan.layout.world_size)
-    for error, what in ranks.run(compiling.job_error, plan, costs, delay, True, timeout=PATIENCE):
-        assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
+    return Planned(plan, costs, number if late or chance.random() < 0.3 else None, detailed)
 
 
-@pytest.mark.parametrize("number", list(cases(IN_SUITE)))
-def test_a_drawn_job_equals_the_reference(pool: Callable[[int], Ranks], number: int) -> None:
-    plan, chance = sample(number)
-    costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None
-    delay = number if chance.random() < 0.3 else None
-    for error, what in pool(plan.layout.world_size).run(compiling.job_error, plan, costs, delay, timeout=PATIENCE):
-        assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
+@pytest.mark.parametrize("number", first(6, of=200))
+def test_a_drawn_job_with_documents_and_loss_weights_equals_the_reference(pool: Pool, number: int) -> None:
+    assert_equal(pool, sample(1000 + number))
 
 
-@pytest.mark.parametrize("number", list(cases(OF_A_KIND_IN_SUITE, OF_A_KIND)))
-def test_a_drawn_job_that_keeps_one_stream_a_layer_equals_the_reference(
-    pool: Callable[[int], Ranks], number: int
-) -> None:
+@pytest.mark.parametrize("number", first(IN_SUITE, of=200))
+def test_a_drawn_job_equals_the_reference(pool: Pool, number: int) -> None:
+    assert_equal(pool, sample(number))
+
+
+@pytest.mark.parametrize("number", first(3, of=30))
+def test_a_drawn_job_that_keeps_one_stream_a_layer_equals_the_reference(pool: Pool, number: int) -> None:
     again: Any = {"kind": "layer", "layers": 1} if number % 4 == 3 else "layer"
-    plan, chance = sample(2000 + number, recompute=again)
-    costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None
-    for error, what in pool(plan.layout.world_size).run(compiling.job_error, plan, costs, number, timeout=PATIENCE):
-        assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
+    assert_equal(pool, sample(2000 + number, late=True, recompute=again))
 
 
-@pytest.mark.parametrize("number", list(cases(1, OF_A_KIND)))
-def test_a_drawn_job_on_several_compute_streams_equals_the_reference(pool: Callable[[int], Ranks], number: int) -> None:
+@pytest.mark.parametrize("number", first(1, of=30))
+def test_a_drawn_job_on_several_compute_streams_equals_the_reference(pool: Pool, number: int) -> None:
     """On virtual streams: and nothing is read or let go of before it is waited for."""
-    plan, chance = sample(3000 + 3 * number, streams=2 + number % 2)
-    costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None
-    ranks = pool(plan.layout.world_size)
-    for one in ranks.run(running.observed, "", pipelining.job_error, plan, costs, timeout=PATIENCE):
+    for one in run(pool, case := sample(3000 + 3 * number, streams=2 + number % 2), running.observed, ""):
         error, what = one.result
-        assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
-        assert not one.problems, f"{one.problems[:5]} in\n{plan.job.to_toml()}"
+        assert error < TOLERANCE, f"{what} is off by {error:.1e} in\n{case}"
+        assert not one.problems, f"{one.problems[:5]} in\n{case}"
         assert "compute 1" in one.streams
 
 
@@ -120,16 +88,14 @@ UNEVEN = {
 }
 
 
-@pytest.mark.parametrize("ffn_hidden", [32, 64])
-@pytest.mark.parametrize("shard", ["ddp", "zero1", "zero2", "fsdp"])
-def test_replicas_with_unequal_shares_have_one_order(pool: Callable[[int], Ranks], shard: str, ffn_hidden: int) -> None:
+@pytest.mark.parametrize(("shard", "ffn_hidden"), each_other(["ddp", "zero1", "zero2", "fsdp"], [32, 64]))
+def test_replicas_with_unequal_shares_have_one_order(pool: Pool, shard: str, ffn_hidden: int) -> None:
     model, strategy = UNEVEN["model"] | {"ffn_hidden": ffn_hidden}, UNEVEN["strategy"] | {"shard": shard}
     plan = drawn.plan_of(Job.from_dict(UNEVEN | {"model": model, "strategy": strategy}))
     for costs in (None, drawn.measured(random.Random(0), plan)):
         found = pool(4).run(pipelining.lists, plan, costs)
         assert all(one == found[0] for one in found)
-        for error, what in pool(4).run(pipelining.job_error, plan, costs, timeout=PATIENCE):
-            assert error < TOLERANCE, f"{what} is off by {error:.1e}"
+        assert_equal(pool, Planned(plan, costs))
 
 
 @pytest.mark.unit
@@ -137,7 +103,7 @@ def test_replicas_with_unequal_shares_have_one_order(pool: Callable[[int], Ranks
     ("changes", "key", "said"),
     [
         (["strategy.slices.batch=4"], "strategy.slices.batch", "4 slices of a micro-batch of 3 sequences"),
-        (["strategy.dp=8"], "strategy.dp", "dp = 8 shares a micro-batch of 7"),
+        (["strategy.dp=8"], "strategy.dp", "dp = 8 exceeds the 7 sequences of a micro-batch"),
         (["train.micro_batch_size=2"], "train.global_batch_size", "not a multiple of micro_batch_size x dp = 2 x 2"),
         (["strategy.tp=4", "data.sequence_length=30"], "strategy.sequence_parallel", "a rank's 30 tokens"),
         (["strategy.tp=3"], "strategy.tp", "tp = 3 does not divide num_heads = 4"),

@@ -10,8 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from plait.train.comm.objects import largest, meet
-from plait.train.comm.tree import Tree, TreeWire
+from plait.train.comm.tree import Tree, TreeWire, barrier, largest
 from plait.train.comm.wire import sum_over
 from tests.support.ranks import Ranks
 
@@ -52,12 +51,13 @@ def test_every_rank_has_the_same_bits(pool: Pool) -> None:
 
 
 def late(rank: int) -> tuple[float, float]:
-    """When a rank came to the meeting and when it left, on the clock that all of a machine's ranks share."""
-    meet()
+    """When a rank came to the meeting and when it left, on the clock that all of a machine's ranks
+    share."""
+    barrier()
     if rank == 3:
         time.sleep(0.3)
     came = time.monotonic()
-    meet()
+    barrier()
     return came, time.monotonic()
 
 

@@ -2,10 +2,10 @@
 
     FAULT="KIND RANK STEP" python -m tests.faults.faulty RUN_FOLDER
 
-When it does, the moment is written to ``fault`` in the run's folder; where that is, nothing happens any more.
-``slowN`` makes every piece of computation take N % more of a processor, from that step on. ``many`` and
-``one`` make a step long, and no other: every piece of its computation by a tenth of a second, or the first by
-``LONG``.
+When it does, the moment is written to ``fault`` in the run's folder; where that is, nothing happens
+any more. ``slowN`` makes every piece of computation take N % more of a processor, from that step
+on. ``many`` and ``one`` make a step long, and no other: every piece of its computation by a tenth
+of a second, or the first by ``LONG``.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def _note() -> None:
 
 
 def _one_long_step(at: int, seconds: float, *, once: bool) -> None:
-    """A step, counted from 0, of which every piece of computation takes seconds more; once: the first."""
+    """A step, counted from 0, of which every piece of computation takes seconds more; once: the
+    first."""
     from plait.core.record.ring import RecordKind
     from plait.train.comm.log import Log
 
@@ -146,8 +147,8 @@ def _one_long_step(at: int, seconds: float, *, once: bool) -> None:
 
 
 def _slow_down(by: float, at: int) -> None:
-    """Not the clock's time but the processor's: ranks of a lab share processors, and what one sleeps through
-    makes the others faster."""
+    """Not the clock's time but the processor's: ranks of a lab share processors, and what one
+    sleeps through makes the others faster."""
     from plait.core.record.ring import RecordKind
     from plait.train.comm.log import Log
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from plait.api.ranks import Ranks, suspicion_of
+from plait.api.ranks import RankSet, hang_detection_of
 from plait.core.base.errors import RankFailure
 from plait.core.record.ring import read_ring
-from plait.core.runs.evidence import FILE, FIRST, Verdict, read_hang
-from plait.core.runs.ring_calls import ring_path
+from plait.core.runs.evidence import FILE, FIRST, Verdict, read_hang, ring_path
 from plait.lab import Lab, LabSpec
-from plait.launch.local import run_ranks
+from plait.launch.local.local import run_ranks
 from plait.launch.watch import RunGuard
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +79,8 @@ MIXED = Shape(4, 2, "pp = 2\ndp = 2\ntp = 2")
 
 @dataclass(frozen=True)
 class Outcome:
-    """error: what the user reads; None if the run ended well. seconds: from the fault until then."""
+    """error: what the user reads; None if the run ended well. seconds: from the fault until
+    then."""
 
     error: str | None
     verdict: Verdict | None
@@ -120,13 +120,13 @@ def environment(**values: str) -> Generator[None]:
 
 def run(folder: Path, shape: Shape, *, fault: str = "",
         harm: Callable[[Lab], object] | None = None, after: int = 5, steps: int = 100_000) -> Outcome:  # fmt: skip
-    """Train until something happens. fault: what happens to a rank (``tests.faults.faulty``). harm: what
-    happens to the network, once ``after`` steps are done."""
+    """Train until something happens. fault: what happens to a rank (``tests.faults.faulty``). harm:
+    what happens to the network, once ``after`` steps are done."""
     where = plan(folder, shape, steps=steps)
-    ranks = Ranks(
+    ranks = RankSet(
         module="tests.faults.faulty", arguments=[str(where)], world=shape.spec.world_size, logs=where / "logs",
         timeout=60, folder=where, deadline=DEADLINE,
-        first=FIRST * DEADLINE,
+        first_deadline=FIRST * DEADLINE,
     )  # fmt: skip
     error: str | None = None
     status: int | None = None
@@ -141,7 +141,7 @@ def run(folder: Path, shape: Shape, *, fault: str = "",
                 partial(lab.popen, argv=ranks.argv),
                 ranks.world,
                 ranks.logs,
-                guard=RunGuard(suspicion=suspicion_of(ranks)),
+                guard=RunGuard(suspicion=hang_detection_of(ranks)),
                 timeout=60,
             )
         except RankFailure as failure:

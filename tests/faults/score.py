@@ -3,12 +3,13 @@
     python -m tests.faults.score [--repeats 20] [--from 0] [--kinds kill,stop,...] [--json FILE]
     python -m tests.faults.score --clean 2000 [--json FILE]
 
-*steps again*: the most that were done again after a failure, *late*: those of them that had been done while a
-checkpoint was still being written. Without these it is an interval at most. *ties*: slow links that were told
-as the path between two hosts, of which one is right; they are not counted as right.
+*steps again*: the most that were done again after a failure, *late*: those of them that had been
+done while a checkpoint was still being written. Without these it is an interval at most. *ties*:
+slow links that were told as the path between two hosts, of which one is right; they are not counted
+as right.
 
-With ``--clean`` nothing happens for so many steps, and whatever is named is a false alarm: the recording is
-looked at again and again, as far as it had come.
+With ``--clean`` nothing happens for so many steps, and whatever is named is a false alarm: the
+recording is looked at again and again, as far as it had come.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ import polars as pl
 
 from plait.core.base.text import table as text_table
 from plait.core.runs.evidence import FILE
-from plait.diagnose.reading import read_run
-from plait.diagnose.stragglers import verdicts
+from plait.diagnose.measured.reading import read_run
+from plait.diagnose.verdicts.stragglers import verdicts
 from tests.faults.trials import KINDS, Run, Trial, trial, undisturbed_in
 
 LOOKS = 20
@@ -86,8 +87,8 @@ def table(found: Sequence[Trial]) -> str:
 
 
 def clean(folder: Path, steps: int) -> list[str]:
-    """What was named though nothing happened: by the launcher while it ran, and by looks at what was
-    recorded."""
+    """What was named though nothing happened: by the launcher while it ran, and by looks at what
+    was recorded."""
     run = Run(folder / "clean", steps=steps, every=500)
     run.train()
     alarms = [one.why for one in run.attempts if one.outcome != "finished"]

@@ -1,5 +1,5 @@
-"""What happens to ranks and links on a lab is named: which rank, which host, what it was. A few cases; twenty
-of each fault, and how soon it is named, are in test_trials."""
+"""What happens to ranks and links on a lab is named: which rank, which host, what it was. A few
+cases; twenty of each fault, and how soon it is named, are in test_trials."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def crowded() -> Iterator[None]:
 def test_a_step_that_is_longer_than_the_deadline_is_no_hang(
     kind: str, step: int, tmp_path: Path, crowded: None
 ) -> None:
-    """Where every rank is held up by other work; a rank at its first step, one that goes from op to op, one
-    that computes."""
+    """Where every rank is held up by other work; a rank at its first step, one that goes from op to
+    op, one that computes."""
     found = run(tmp_path, SHAPES["dp2"], fault=f"{kind} 1 {step}", steps=6)
     assert (found.status, found.error, found.verdict) == (0, None, None)
 

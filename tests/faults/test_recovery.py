@@ -1,4 +1,5 @@
-"""Runs on a lab to which something happens go on by themselves, and end as if nothing had happened."""
+"""Runs on a lab to which something happens go on by themselves, and end as if nothing had
+happened."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ LAYERS = 4
 PATIENT = 30.0
 """The deadline that half of the job's ``run.timeout`` would be."""
 SOON = "run.hang_deadline=4"
-"""For what is told by its silence alone; elsewhere a busy machine is not to be mistaken for a hung one."""
+"""For what is told by its silence alone; elsewhere a busy machine is not to be mistaken for a hung
+one."""
 
 
 @dataclass

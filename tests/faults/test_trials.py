@@ -1,5 +1,6 @@
-"""Whatever happens to a job on a lab of four hosts is named, soon, and the run ends as if it had not: each
-fault twenty times, at random steps. ``python -m tests.faults.score`` prints the same as a table."""
+"""Whatever happens to a job on a lab of four hosts is named, soon, and the run ends as if it had
+not: each fault twenty times, at random steps. ``python -m tests.faults.score`` prints the same as a
+table."""
 
 from __future__ import annotations
 

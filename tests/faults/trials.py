@@ -1,6 +1,6 @@
-"""Trials: a fault at a random step of a job of pipelines, replicas and tensor parallelism on a lab of four
-hosts with two ranks each, and whether it was named, in time, and the run then ended as if nothing had
-happened."""
+"""Trials: a fault at a random step of a job of pipelines, replicas and tensor parallelism on a lab
+of four hosts with two ranks each, and whether it was named, in time, and the run then ended as if
+nothing had happened."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plait.api.places.lab import InLab
-from plait.api.ranks import Ranks
+from plait.api.places.lab import LabTarget
+from plait.api.ranks import RankSet
 from plait.core.job.plan import Plan
 from plait.core.runs.attempts import Attempt, read_attempts
 from plait.core.runs.evidence import FILE, FIRST, Verdict, read_hang
-from plait.diagnose.explain import explain
-from plait.diagnose.reading import read_run
-from plait.diagnose.stragglers import Straggler
+from plait.diagnose.measured.reading import read_run
+from plait.diagnose.report import explain
+from plait.diagnose.verdicts.stragglers import Straggler
 from plait.lab import running
 from plait.lab.network import LabNetwork
 from tests.faults.runs import ALLOWED, DEADLINE, MIXED, ROOT, environment, plan, until
 
 STEPS, EVERY = 40, 5
 LARGER = ("model.hidden=128", "data.sequence_length=64")
-"""For what is told by how long things take: of the tiny job's all is shorter than the machine's whims."""
+"""For what is told by how long things take: of the tiny job's all is shorter than the machine's
+whims."""
 LARGER_MESSAGES = ("model.hidden=128", "data.sequence_length=256")
-"""Of 128 KiB: what TCP hands a link at once, 64 KiB, passes a slow one of the lab without a delay."""
+"""Of 128 KiB: what TCP hands a link at once, 64 KiB, passes a slow one of the lab without a
+delay."""
 CAUSES = {
     "kill": {"killed"}, "stop": {"stopped"}, "loop": {"host code"}, "sleep": {"host code"}, "hold": {"host code"},
     "size": {"mismatch"}, "dtype": {"mismatch"}, "order": {"mismatch"}, "deadlock": {"deadlock"}, "cut": {"cut off"},
@@ -46,11 +48,11 @@ ROOM = 256 << 20
 
 
 class Trial(NamedTuple):
-    """named: by what was found, as it should. seconds: until the failed attempt was over, None where none
-    failed, within: and in how many it had to be. lost: steps that were done again; late: those of them that
-    were done while the checkpoint after the last whole one was still being written. same: whether the last
-    loss is that of an undisturbed run. said: what was found. tie: not named alone, but told as one of two
-    ends of a path."""
+    """named: by what was found, as it should. seconds: until the failed attempt was over, None
+    where none failed, within: and in how many it had to be. lost: steps that were done again; late:
+    those of them that were done while the checkpoint after the last whole one was still being
+    written. same: whether the last loss is that of an undisturbed run. said: what was found. tie:
+    not named alone, but told as one of two ends of a path."""
 
     kind: str
     where: str
@@ -65,8 +67,8 @@ class Trial(NamedTuple):
 
     @property
     def right(self) -> bool:
-        """Whether all is as it should be: no more than an interval lost, and what was done while the
-        checkpoint at its end was written."""
+        """Whether all is as it should be: no more than an interval lost, and what was done while
+        the checkpoint at its end was written."""
         return self.named and self.harmless
 
     @property
@@ -77,7 +79,8 @@ class Trial(NamedTuple):
 
     @property
     def every(self) -> int:
-        """Steps that may be lost: those of an interval, of two where the newest checkpoint was damaged."""
+        """Steps that may be lost: those of an interval, of two where the newest checkpoint was
+        damaged."""
         return 2 * EVERY if self.kind == "corrupt" else EVERY
 
 
@@ -93,22 +96,22 @@ class Run:
     fault: str = ""
 
     def train(self, harm: Callable[[Run, LabNetwork], object] | None = None, after: int = 0, disk: int = 0) -> None:
-        """To the end. harm: what happens once ``after`` steps are done. disk: bytes of the run's, if it has
-        one of its own."""
+        """To the end. harm: what happens once ``after`` steps are done. disk: bytes of the run's,
+        if it has one of its own."""
         self.folder.mkdir(parents=True)
         settings = (f"train.checkpoint_every={self.every}", "train.log_every=1", *self.settings)
         with own_disk(self.folder / "runs", disk):
             home = plan(self.folder, MIXED, steps=self.steps, settings=settings)
-            ranks = Ranks(
+            ranks = RankSet(
                 module="tests.faults.faulty", arguments=[str(home)], world=MIXED.spec.world_size, logs=home / "logs",
-                timeout=60, silent=True, folder=home, deadline=DEADLINE, first=FIRST * DEADLINE, restarts=3,
+                timeout=60, silent=True, folder=home, deadline=DEADLINE, first_deadline=FIRST * DEADLINE, restarts=3,
                 plan=Plan.read(home / "plan.json"),
             )  # fmt: skip
             if harm:
                 threading.Thread(target=self._later, args=(harm, after), daemon=True).start()
             more = {"FAULT": self.fault} if self.fault else {}
             with environment(PYTHONPATH=str(ROOT), XDG_RUNTIME_DIR=str(self.folder), **more):
-                self.status = InLab(replace(MIXED.spec, hosts=self.hosts)).run(ranks)
+                self.status = LabTarget(replace(MIXED.spec, hosts=self.hosts)).run(ranks)
             self.read()
 
     def _later(self, harm: Callable[[Run, LabNetwork], object], after: int) -> None:
@@ -189,8 +192,8 @@ def trial(kind: str, seed: int, folder: Path, undisturbed: Callable[[tuple[str, 
 
 
 def lost_by(failed: Attempt, after: Attempt) -> tuple[int, int]:
-    """Steps that are done again after a failure, and how many of them were done while a checkpoint that was
-    not whole in the end was being written."""
+    """Steps that are done again after a failure, and how many of them were done while a checkpoint
+    that was not whole in the end was being written."""
     late = failed.step - failed.writing if failed.writing > after.resumed else 0
     return failed.step - after.resumed, late
 

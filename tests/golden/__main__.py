@@ -1,16 +1,14 @@
 """``python -m tests.golden``: write the golden files anew, and say what changed.
 
-``--inputs`` also draws the inputs anew, which changes everything: only where an input is no longer legal.
+Their inputs were drawn once.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from tests.golden.contents import CONTENTS
 from tests.golden.files import differences, packed, path_of, read, rounded
-from tests.golden.inputs import drawn
 
 SHOWN = 5
 """Differences of a file that are printed."""
@@ -18,11 +16,6 @@ SHOWN = 5
 
 def main() -> int:
     """Write every file whose content changed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
-    parser.add_argument("--inputs", action="store_true", help="draw the inputs anew")
-    asked = parser.parse_args()
-    if asked.inputs or read("inputs") is None:
-        path_of("inputs").write_bytes(packed(drawn()))
     inputs = read("inputs")
     for name, made in CONTENTS.items():
         print(_written(name, rounded(made(inputs))), flush=True)

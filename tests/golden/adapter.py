@@ -1,11 +1,13 @@
-"""Plait's internals as plain values, for the golden files. A redesign edits this module and no other here.
+"""Plait's internals as plain values, for the golden files. A redesign edits this module and no
+other here.
 
-Every function takes an input of ``tests.golden.inputs`` and gives numbers and texts in words of the field.
+Every function takes an input of ``inputs.json.xz`` and gives numbers and texts in words of the
+field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,29 +15,30 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.published_trace import read_meta, read_operations
 from plait.core.base.env import specs_folder
 from plait.core.cluster.hardware import Cluster, Hosts
 from plait.core.job.plan import Plan
-from plait.core.job.renamed import renamed
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.record.timeline import Timeline
 from plait.core.reshard.plan import messages
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, StrategyTable
 from plait.core.step.memory.closed_memory import step_memory
 from plait.core.step.memory.estimate import estimate
+from plait.core.step.memory.memory_options import MatrixBytes, MemoryOptions
 from plait.core.step.seconds.closed_form import step_seconds
-from plait.diagnose.explain import explain
-from plait.diagnose.hang import localise
-from plait.diagnose.operations import read_meta, read_operations
-from plait.diagnose.reading import recorded
-from plait.diagnose.recording import Recording
+from plait.diagnose.measured.reading import recorded
+from plait.diagnose.measured.recording import Recording
+from plait.diagnose.report import explain
+from plait.diagnose.verdicts.hang import localise
+from plait.formats.base.frameworks import MEMORY_OPTIONS
 from plait.place.placing import place
-from plait.place.problem import Problem
+from plait.place.solve.problem import Problem
 from plait.plan.answer import Planner
-from plait.plan.candidate import Candidate
 from plait.plan.make import make_plan
-from plait.plan.simulate import simulate_plan
+from plait.plan.search.candidate import Candidate
+from plait.plan.search.simulate import simulate_plan
 from tests.support.recordings import made
 from tests.support.recordings.planted import draw_case
 from tests.support.recordings.standstill import DEADLINE
@@ -55,7 +58,7 @@ DUST = 1e-9
 
 def of_job(values: Values) -> Values:
     """Everything that follows from a job."""
-    job = Job.from_dict(renamed(values))
+    job = Job.from_dict(_as_now(values))
     on = Cluster.preset(job.cluster.preset) if "cluster" in values else None
     plan = make_plan(job, Hosts(ranks_per_host=8 if on else 1, rate=1e9), vocab=VOCABULARY if on else 1)
     return {
@@ -65,6 +68,16 @@ def of_job(values: Values) -> Values:
         "estimate": estimate(plan, gpu=on is not None).to_dict(),
         **_simulated(plan, on),
     }
+
+
+def _as_now(values: Values) -> Values:
+    """A job that was kept when keys had other names."""
+    strategy = dict(values["strategy"])
+    if "cp_kind" in strategy:
+        strategy["cp_comm_type"] = strategy.pop("cp_kind")
+    if "p1" in (slices := strategy.get("slices", "")):
+        strategy["slices"] = {"batch": slices["p1"], "columns": slices["p2"]}
+    return values | {"strategy": strategy}
 
 
 def _lists(plan: Plan, on: Cluster | None) -> Values:
@@ -80,7 +93,8 @@ def _lists(plan: Plan, on: Cluster | None) -> Values:
 
 
 def _messages(plan: Plan) -> Values:
-    """What crosses every boundary: tensor, layouts, and messages as source > destination: elements."""
+    """What crosses every boundary: tensor, layouts, and messages as source > destination:
+    elements."""
     return {
         f"{'sequence-parallel ' if parallel else ''}{a}>{b} {name}": {
             "source": str(one.source), "destination": str(one.destination), "predicted": one.predicted,
@@ -103,7 +117,8 @@ def _simulated(plan: Plan, on: Cluster | None) -> Values:
 
 
 def _spans(timeline: Timeline) -> Values:
-    """Columns, in the order of begin. Those of a large job are summed by kind, or the file would be large."""
+    """Columns, in the order of begin. Those of a large job are summed by kind, or the file would be
+    large."""
     spans = sorted(timeline.spans, key=lambda span: (span.rank, span.start, span.end, span.kind, span.name))
     if len(spans) > MANY:
         sums: dict[str, list[float]] = {}
@@ -126,10 +141,52 @@ def of_points(name: str, rows: Sequence[Values]) -> Values:
     """Seconds and bytes of strategies in closed form, by part. name: a model and a cluster."""
     model, _, preset = name.partition(" on ")
     spec, cluster = ModelSpec.preset(model, specs_folder() / "models"), Cluster.preset(preset)
-    points = Points.of([_row(one) for one in rows])
+    points = StrategyTable.of([_row(one) for one in rows])
     seconds = step_seconds(spec, points, cluster, sequence=2048)
     memory = step_memory(spec, points, sequence=2048)
     return {"seconds": _columns(asdict(seconds)), "memory": _columns(asdict(memory))}
+
+
+def of_variants(model: str, rows: Sequence[Values]) -> Values:
+    """Seconds and bytes of strategies of a model under the options of every framework, and rare
+    ones."""
+    preset, changed, on = ODD.get(model, (model, {}, "h100"))
+    spec, cluster = replace(ModelSpec.preset(preset, specs_folder() / "models"), **changed), Cluster.preset(on)
+    points = StrategyTable.of([_row(one) for one in rows])
+    told: Any = {"precision": "fp32" if on == "lab" else "bf16-mixed"}
+    variants = dict(MEMORY_OPTIONS) | RARE
+    if spec.levels or changed:
+        variants = {"megatron": MEMORY_OPTIONS["megatron"]} if changed else {}
+        variants |= {"plait": MEMORY_OPTIONS["plait"], "cpu": RARE["cpu"]}
+    found = Values()
+    for name, options in variants.items():
+        seconds = step_seconds(spec, points, cluster, sequence=2048, options=options, **told)
+        memory = step_memory(spec, points, sequence=2048, options=options, **told)
+        memory_columns = {key: np.asarray(value) for key, value in asdict(memory).items()}
+        found[name] = {"seconds": _columns(asdict(seconds)), "memory": _columns(memory_columns)}
+    return found
+
+
+ODD: Mapping[str, tuple[str, Values, str]] = {
+    "blocks": ("llama3-8b", {"parallel_block": True}, "v100"),
+    "dropping": ("gpt3-125m", {"dropout": 0.1, "attention_dropout": 0.1}, "lab"),
+}
+"""Models with fields that presets leave, on a device without bf16, and on one that ranks share."""
+_QUANTISED = MatrixBytes(whole=3.0, share=1.0, gathered=2.0)
+RARE: Values = {
+    "cpu": MemoryOptions(gpu=False),
+    "muon": MemoryOptions(optimizer="muon", muon_steps=5, moment_bytes=2.0, reduced_bytes=2.0, gradient_bytes=2.0),
+    "sgd": MemoryOptions(gpu=False, optimizer="sgd"),
+    "moved": MemoryOptions(states_on_host=0.5, kept_on_host=0.5, states_moved=0.8, optimizer_bytes=6.0),
+    "ends": replace(MEMORY_OPTIONS["megatron"], ends_shared=True, steps_overlap=True, more_alive=1),
+    "experts": replace(
+        MEMORY_OPTIONS["megatron"], experts_whole=True, dispatch_once=True, exchange_hidden=True, more_alive=1,
+        matrices=_QUANTISED, input_bytes=1.0, quantised=0.5,
+    ),
+    "quantised": replace(MEMORY_OPTIONS["fsdp"], matrices=_QUANTISED, input_bytes=1.0),
+    "chunks": replace(MEMORY_OPTIONS["torchtitan"], loss_chunks=8),
+}  # fmt: skip
+"""Options that jobs' keys set."""
 
 
 def _row(values: Values) -> dict[str, int]:
@@ -190,7 +247,8 @@ def of_standstill(kind: str) -> list[Values]:
 
 
 def of_slow_run(kind: str) -> Values:
-    """All that is said of a recorded run: who is slow, since when, by how much, and where the time goes."""
+    """All that is said of a recorded run: who is slow, since when, by how much, and where the time
+    goes."""
     slow = {
         "clean": made.Job(dp=4, pp=2, steps=30),
         "processor": made.Job(dp=4, pp=2, steps=30, compute=_slow_processor),

@@ -18,6 +18,10 @@ def _points(inputs: Values) -> Any:
     return {name: adapter.of_points(name, rows) for name, rows in inputs["points"].items()}
 
 
+def _varied(inputs: Values) -> Any:
+    return {name: adapter.of_variants(name, rows) for name, rows in inputs["varied"].items()}
+
+
 def _answers(inputs: Values) -> Any:
     return {f"{each['model']} on {each['ranks']} {each['cluster']}": adapter.of_question(each)
             for each in inputs["questions"]}  # fmt: skip
@@ -36,5 +40,6 @@ def _verdicts(inputs: Values) -> Any:
 
 
 CONTENTS: dict[str, Callable[[Values], Any]] = {
-    "jobs": _jobs, "points": _points, "answers": _answers, "placements": _placements, "verdicts": _verdicts,
+    "jobs": _jobs, "points": _points, "varied": _varied, "answers": _answers,
+    "placements": _placements, "verdicts": _verdicts,
 }  # fmt: skip

@@ -1,5 +1,5 @@
-"""What Plait computes is what it computed. Where a change is meant, ``python -m tests.golden`` writes the
-files anew, and the commit says why."""
+"""What Plait computes is what it computed. Where a change is meant, ``python -m tests.golden``
+writes the files anew, and the commit says why."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests that need a GPU. Its driver is asked whether there is one when they are read, and reads its settings
-then."""
+"""Tests that need a GPU. Its driver is asked whether there is one when they are read, and reads its
+settings then."""
 
 from plait.core.base.env import ready_for_accelerator
 

@@ -1,4 +1,5 @@
-"""The same executor on a GPU: equal to the reference, recorded by events. Skips where there is no GPU."""
+"""The same executor on a GPU: equal to the reference, recorded by events. Skips where there is no
+GPU."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ def test_one_gpu_equals_the_reference(p1: int) -> None:
 @pytest.mark.parametrize(("p1", "compile_"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_captured_it_computes_the_same(p1: int, compile_: bool, tp: int) -> None:
-    """Op by op, captured, and replayed twice, every micro-batch with masks of its own step; of two ranks one,
-    without the other's part."""
+    """Op by op, captured, and replayed twice, every micro-batch with masks of its own step; of two
+    ranks one, without the other's part."""
     device = device_of(0)
     found: list[list[torch.Tensor]] = []
     for captured in (False, True):

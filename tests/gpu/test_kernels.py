@@ -1,4 +1,5 @@
-"""What the runtime asks of a GPU's kernels and copies, compared with the CPU. Skips where there is no GPU."""
+"""What the runtime asks of a GPU's kernels and copies, compared with the CPU. Skips where there is
+no GPU."""
 
 from __future__ import annotations
 

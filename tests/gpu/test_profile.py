@@ -9,7 +9,7 @@ import torch
 
 from plait.core.base.env import RankEnv
 from plait.core.model.spec import ModelSpec
-from plait.plan.profiled import here
+from plait.plan.calibrate.profiled import cluster_from_profile
 from plait.train.machine.gpu import device_of
 from plait.train.profile.measure import MeasureRequest, measure_profile
 
@@ -26,6 +26,6 @@ def test_a_profile_of_one_gpu() -> None:
     assert {one.precision for one in found.products} == {"bf16-mixed"}
     assert max(one.rate for one in found.products) > 1e12
     assert {one.site for one in found.modules} == {"embed", "norm", "attn", "mlp", "head"}
-    cluster = here(found)
+    cluster = cluster_from_profile(found)
     assert cluster.device.kind == "cuda"
     assert 0.3 < cluster.efficiency.matmul.value <= 1.5

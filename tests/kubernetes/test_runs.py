@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from plait.core.runs.attempts import read_attempts
+from tests.support.command import plait
 from tests.support.kubernetes.cluster import SmallCluster
 from tests.support.kubernetes.runs import environment, options, small_cluster
 from tests.support.lab import wait_until
@@ -20,31 +21,25 @@ from tests.support.managed import saved_steps, stopped_after, write_job
 pytestmark = pytest.mark.system
 
 
-@pytest.fixture(params=[False, True], ids=["job", "jobset"])
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallCluster]:
-    """Two nodes."""
-    with small_cluster(tmp_path / "cluster", 2, jobset=request.param) as found:
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[SmallCluster]:
+    """Two nodes, and JobSets."""
+    with small_cluster(tmp_path / "cluster", 2, jobset=True) as found:
         yield found
 
 
-def command(cluster: SmallCluster, folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "plait.cli.main", *map(str, words)]
-    return subprocess.run(argv, cwd=folder, env=environment(cluster), capture_output=True, text=True, timeout=120,
-                          check=False)  # fmt: skip
-
-
-def begin(cluster: SmallCluster, folder: Path) -> str:
+def begin(folder: Path) -> str:
     """Send a run that trains for hours; its name in the cluster, once it has saved."""
     job = write_job(folder, 100_000)
-    sent = command(cluster, folder, "train", job, "--no-follow", *options(folder), "--on", "kubernetes")
+    sent = plait("train", job, "--no-follow", *options(folder), "--on", "kubernetes", folder=folder)
     assert sent.returncode == 0, sent.stdout + sent.stderr
     wait_until(lambda: saved_steps(folder), "no checkpoint was saved", seconds=90)
-    (one,) = listed(cluster, folder, "--on", "kubernetes:ml")
+    (one,) = listed(folder, "--on", "kubernetes:ml")
     return one["name"]
 
 
-def listed(cluster: SmallCluster, folder: Path, *words: str) -> list[dict[str, Any]]:
-    done = command(cluster, folder, "runs", "--json", *words)
+def listed(folder: Path, *words: str) -> list[dict[str, Any]]:
+    done = plait("runs", "--json", *words, folder=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["runs"]
 
@@ -55,44 +50,46 @@ def empty(cluster: SmallCluster) -> bool:
 
 
 def test_a_run_is_listed_told_saved_and_ended_by_its_folder(cluster: SmallCluster, tmp_path: Path) -> None:
-    name = begin(cluster, tmp_path)
-    (one,) = listed(cluster, tmp_path, "--on", "kubernetes")
-    assert (one["kind"], one["state"], one["pods"]) == ("JobSet" if cluster.jobset else "Job", "running", 2)
-    (here,) = listed(cluster, tmp_path)
+    name = begin(tmp_path)
+    (one,) = listed(tmp_path, "--on", "kubernetes")
+    assert (one["kind"], one["state"], one["pods"]) == ("JobSet", "running", 2)
+    (here,) = listed(tmp_path)
     assert (here["state"], here["where"], here["ranks"]) == ("running", f"Kubernetes {name}", 2)
     argv = [sys.executable, "-m", "plait.cli.main", "logs", name, "--on", "kubernetes"]
     follower = subprocess.Popen(argv, env=environment(cluster), stdout=subprocess.PIPE, text=True)
-    done = command(cluster, tmp_path, "stop", "job")
+    assert follower.stdout
+    first = follower.stdout.readline()
+    done = plait("stop", "job", folder=tmp_path)
     last = stopped_after(tmp_path)
-    assert done.returncode == 0 and f"asking {one['kind']} {name} to save and end" in done.stderr, done.stderr
+    assert done.returncode == 0 and f"asking JobSet {name} to save and end" in done.stderr, done.stderr
     assert f"job is stopped after step {last}; the same command goes on from step {last}" in done.stdout
-    told, _ = follower.communicate(timeout=60)
+    told = first + follower.communicate(timeout=60)[0]
     assert "[pod 0] " in told and "stopping after this step" in told and follower.returncode == 0, told
     assert saved_steps(tmp_path)[-1] == last, "the last checkpoint is the one of the stop"
     assert read_attempts(tmp_path / "runs" / "job")[-1].outcome == "stopped"
     wait_until(lambda: empty(cluster), "something is left")
-    again = command(cluster, tmp_path, "stop", "job")
+    again = plait("stop", "job", folder=tmp_path)
     assert again.returncode == 0 and "does not run: it is stopped; nothing was stopped" in again.stdout, again.stderr
-    gone = command(cluster, tmp_path, "stop", name, "--on", "kubernetes")
+    gone = plait("stop", name, "--on", "kubernetes")
     assert gone.returncode == 2 and f"No run {name} is in the namespace ml. There is none." in gone.stderr
-    assert not listed(cluster, tmp_path, "--on", "kubernetes")
+    assert not listed(tmp_path, "--on", "kubernetes")
 
 
 def test_a_run_whose_pods_hang_is_killed(tmp_path: Path) -> None:
     with small_cluster(tmp_path / "cluster", 2) as cluster:
-        name = begin(cluster, tmp_path)
+        name = begin(tmp_path)
         for uid in cluster.running():
             cluster.hang(uid)
-        done = command(cluster, tmp_path, "stop", name, "--on", "kubernetes", "--wait", 1)
+        done = plait("stop", name, "--on", "kubernetes", "--wait", 1)
         assert done.returncode == 1 and f"plait stop {name} --on kubernetes:ml --kill" in done.stdout, done.stderr
-        done = command(cluster, tmp_path, "stop", name, "--on", "kubernetes", "--kill")
+        done = plait("stop", name, "--on", "kubernetes", "--kill")
         assert done.returncode == 0 and f"{name} is stopped" in done.stdout, done.stdout + done.stderr
-        assert not listed(cluster, tmp_path, "--on", "kubernetes")
+        assert not listed(tmp_path, "--on", "kubernetes")
 
 
 def test_a_namespace_that_may_not_be_looked_into_is_named(tmp_path: Path) -> None:
-    with small_cluster(tmp_path / "cluster", 1) as cluster:
+    with small_cluster(tmp_path / "cluster", 1):
         for words in (["runs"], ["stop", "x"], ["logs", "x"]):
-            done = command(cluster, tmp_path, *words, "--on", "kubernetes:theirs")
+            done = plait(*words, "--on", "kubernetes:theirs")
             assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
             assert "does not let you list" in done.stderr and "namespace theirs" in done.stderr

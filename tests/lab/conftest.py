@@ -1,5 +1,5 @@
-"""What every lab test needs: a machine that can run a lab, a list of running labs of its own, and proof that
-nothing is left."""
+"""What every lab test needs: a machine that can run a lab, a list of running labs of its own, and
+proof that nothing is left."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def needs_lab() -> None:
 
 @pytest.fixture(autouse=True)
 def own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A list of running labs that no other test and no user's lab is in; every process of the test can be
-    told by it."""
+    """A list of running labs that no other test and no user's lab is in; every process of the test
+    can be told by it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     return tmp_path

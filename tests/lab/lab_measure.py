@@ -1,8 +1,5 @@
-"""How true a lab's links are, and what they cost: ``python tests/lab/lab_measure.py`` prints what
-docs/adr/0003-lab.md cites.
-
-The same file is the rank: it sends a plain TCP stream from the first ranks to the last, or both ways at once.
-"""
+"""How true a lab's links are. This file is the rank, too: it sends a plain TCP stream from the
+first rank to the last, or both ways at once, or messages apart."""
 
 from __future__ import annotations
 
@@ -52,8 +49,8 @@ def connect(rank: int, address: str, port: int) -> socket.socket:
 
 
 def message_main(size: int) -> None:
-    """As a rank: rank 1 sends one message after each pause and waits for the answer of one byte; it prints
-    the median seconds."""
+    """As a rank: rank 1 sends one message after each pause and waits for the answer of one byte; it
+    prints the median seconds."""
     rank, seconds = int(os.environ["RANK"]), []
     connection = connect(rank, os.environ["MASTER_ADDR"], 5000)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -73,8 +70,8 @@ def message_main(size: int) -> None:
 
 
 def rank_main(size: int, mode: str) -> None:
-    """As a rank: send (rank 1), receive (rank 0), or both at once; receivers print goodput in bits per
-    second."""
+    """As a rank: send (rank 1), receive (rank 0), or both at once; receivers print goodput in bits
+    per second."""
     rank = int(os.environ["RANK"])
     connection = connect(rank, os.environ["MASTER_ADDR"], 5000)
     connection.settimeout(None)
@@ -94,9 +91,9 @@ def rank_main(size: int, mode: str) -> None:
 
 
 def goodputs(lab: Any, size: int, mode: str, ranks: tuple[int, int] = (0, 1)) -> list[float]:
-    """Bits per second that arrive at the receiving rank, or at both when ``mode`` is ``both``, or for
-    messages apart."""
-    argv = [sys.executable, str(Path(__file__).resolve()), "rank", str(size), mode]
+    """Bits per second that arrive at the receiving rank, or at both when ``mode`` is ``both``, or
+    for messages apart."""
+    argv = [sys.executable, str(Path(__file__).resolve()), str(size), mode]
     processes = []
     for number, rank in enumerate(ranks):
         variables = {**lab.environment(rank), "RANK": str(number), "MASTER_ADDR": lab.environment(0)["MASTER_ADDR"]}
@@ -105,64 +102,5 @@ def goodputs(lab: Any, size: int, mode: str, ranks: tuple[int, int] = (0, 1)) ->
     return [json.loads(text)["goodput"] for process in processes if (text := process.communicate(timeout=60)[0])]
 
 
-def cpu_seconds() -> dict[str, float]:
-    """CPU time of the whole machine so far, in and out of the kernel."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:8]]
-    user, nice, system, _, _, irq, softirq = (tick / os.sysconf("SC_CLK_TCK") for tick in ticks)
-    return {"user": user + nice, "sys": system, "softirq": irq + softirq}
-
-
-def drops(lab: Any) -> int:
-    """Packets the links have dropped."""
-    total = 0
-    for host in [None, *range(lab.spec.hosts)]:
-        text = subprocess.check_output(lab.network.enter(host, ["tc", "-s", "-j", "qdisc", "show"]), text=True)
-        total += sum(queue["drops"] for queue in json.loads(text) if queue["kind"] == "bfifo")
-    return total
-
-
-def one(spec: Any, size: int, mode: str) -> dict[str, Any]:
-    """Goodput as a share of the rate, CPU time per gigabyte, and packets dropped."""
-    from plait.lab import Lab
-
-    with Lab(spec) as lab:
-        before, start = cpu_seconds(), time.perf_counter()
-        rates = goodputs(lab, size, mode)
-        after, wall = cpu_seconds(), time.perf_counter() - start
-        cpu = {key: round((after[key] - before[key]) / (size * len(rates) / 1e9), 2) for key in before}
-        share = [round(rate / spec.rate, 3) if spec.rate else f"{rate / 1e9:.1f}gbit" for rate in rates]
-        return {
-            "spec": str(spec),
-            "mode": mode,
-            "share": share,
-            "cpu_s_per_GB": cpu,
-            "drops": drops(lab),
-            "wall": round(wall, 2),
-        }
-
-
-def main() -> None:
-    """Every rate and MTU: one way, then both ways."""
-    from plait.lab import LabSpec
-
-    for nic in ("100mbit", "1gbit", "2.5gbit", "10gbit", "unlimited"):
-        for mtu in (1500, 9000, 65000):
-            spec = LabSpec(2, 1, nic, mtu)
-            for mode in ("to0", "both"):
-                print(json.dumps(one(spec, (spec.rate or 20 * 10**9) // 8, mode)), flush=True)
-    for segment in (64 << 10, 256 << 10):
-        for size in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20):
-            spec = LabSpec(2, 1, "1gbit", segment=segment)
-            print(
-                json.dumps(
-                    {"message_after_pause": one(spec, size, "message")["share"], "size": size, "segment": segment}
-                ),
-                flush=True,
-            )
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["rank"]:
-        message_main(int(sys.argv[2])) if sys.argv[3] == "message" else rank_main(int(sys.argv[2]), sys.argv[3])
-    else:
-        main()
+    message_main(int(sys.argv[1])) if sys.argv[2] == "message" else rank_main(int(sys.argv[1]), sys.argv[2])

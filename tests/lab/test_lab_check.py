@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from plait.lab import Lab, LabSpec
-from plait.launch.local import run_ranks
-from plait.launch.self_check_verdict import Limits, findings
+from plait.launch.health.links import Limits, findings
+from plait.launch.local.local import run_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("needs_lab")]
 
 
 def told(folder: Path, spec: str, harm: Callable[[Lab], object]) -> list[tuple[str, tuple[str, ...]]]:
     """What is wrong on a lab to which something has happened."""
-    argv = [sys.executable, "-m", "plait.launch.self_check", str(folder), str(folder), str(1 << 20)]
+    argv = [sys.executable, "-m", "plait.launch.health.links", str(folder), str(folder), str(1 << 20)]
     with Lab(LabSpec.parse(spec)) as lab:
         harm(lab)
         status = run_ranks(

@@ -1,4 +1,5 @@
-"""The links: their rates in both directions, what is isolated from what, and what cut, heal and slow do."""
+"""The links: their rates in both directions, what is isolated from what, and what cut, heal and
+slow do."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ def near(rate: float, wanted: float) -> bool:
 
 
 def undisturbed(lab: Lab, size: int, mode: str, wanted: float) -> list[float]:
-    """Goodputs of the first transfer that nothing held up, or of the last try: other machines on the host may
-    take the processors."""
+    """Goodputs of the first transfer that nothing held up, or of the last try: other machines on
+    the host may take the processors."""
     for _ in range(20):
         rates = goodputs(lab, size, mode)
         if all(near(rate, wanted) for rate in rates):
@@ -51,7 +52,7 @@ def undisturbed(lab: Lab, size: int, mode: str, wanted: float) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize("nic, mode", [("200mbit", "to0"), ("200mbit", "to1"), ("200mbit", "both"), ("1gbit", "to0")])
+@pytest.mark.parametrize("nic, mode", [("200mbit", "both"), ("1gbit", "to0")])
 def test_a_link_has_its_rate(nic: str, mode: str) -> None:
     with Lab(LabSpec(2, 1, nic)) as lab:
         assert lab.spec.rate is not None
@@ -121,7 +122,7 @@ def test_cut_and_heal() -> None:
 
 def test_a_stream_goes_on_after_a_short_cut() -> None:
     with Lab(LabSpec(2, 1, "100mbit")) as lab:
-        argv = [sys.executable, str(Path(__file__).with_name("lab_measure.py")), "rank", str(16_000_000), "to0"]
+        argv = [sys.executable, str(Path(__file__).with_name("lab_measure.py")), str(16_000_000), "to0"]
         ranks = [lab.popen(rank, argv, stdout=subprocess.DEVNULL) for rank in range(2)]
         wait_until(lambda: received(lab, 0) > 100_000, "nothing arrives")
         lab.cut(0)

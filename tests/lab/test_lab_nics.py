@@ -1,4 +1,5 @@
-"""A lab whose hosts have several links: ranks share them out, each has its rate, and all are cut together."""
+"""A lab whose hosts have several links: ranks share them out, each has its rate, and all are cut
+together."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import pytest
 
 from plait.core.cluster.hardware import Hosts
 from plait.lab import Lab, LabSpec, find
-from plait.lab.environment import rank_environment
-from plait.plan.reshard_cost import Fabric
+from plait.lab.lab import rank_environment
+from plait.plan.reshard.cost import Fabric
 from tests.lab.test_lab_network import listen, near, reaches
 from tests.support.lab import PlaitLab, wait_until
 
@@ -45,12 +46,13 @@ dist.destroy_process_group()
 
 
 Moved = list[tuple[list[float], dict[str, int]]]
-"""Of each rank the rates at which it sent or received, and bytes that left each link of its host."""
+"""Of each rank the rates at which it sent or received, and bytes that left each link of its
+host."""
 
 
 def moved(spec: LabSpec, holds: Callable[[list[float]], bool]) -> Moved:
-    """The first of five tries in which ``holds`` is true of receivers' best rates, or the last: other work
-    on the machine may take the processors."""
+    """The first of five tries in which ``holds`` is true of receivers' best rates, or the last:
+    other work on the machine may take the processors."""
     told: Moved = []
     for _ in range(5):
         with Lab(spec) as lab:
@@ -87,7 +89,7 @@ def test_all_links_of_a_host_are_cut_slowed_and_healed(plait_lab: PlaitLab) -> N
         for address in ("10.78.0.2", "10.78.0.4"):
             wait_until(lambda address=address: reaches(lab, 0, address), f"{address} is still cut off", 20)
         plait_lab("slow", "1", "50mbit")
-        (told,) = json.loads(plait_lab("list", "--json").stdout)
+        (told,) = json.loads(plait_lab("list", "--json").stdout)["labs"]
         assert [host["nic"] for host in told["hosts"]] == ["400mbit", "50mbit", "400mbit", "400mbit"]
         assert "nics=2" in plait_lab("list").stdout
 

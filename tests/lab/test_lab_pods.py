@@ -1,5 +1,5 @@
-"""A lab of several minipods: what crosses shares a slower link, ranks lie as a rank table says, and know
-it."""
+"""A lab of several minipods: what crosses shares a slower link, ranks lie as a rank table says, and
+know it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from plait.core.base.errors import JobError, PlacementError
 from plait.core.topology.rank_table import RankTable
 from plait.lab import Lab, LabSpec, find
-from plait.place.readers import read_topology
+from plait.place.topologies import read_topology
 from tests.lab.test_lab_network import listen, near, reaches, undisturbed
 from tests.support.lab import PlaitLab, wait_until
 from tests.support.runs import write_job
@@ -33,7 +33,8 @@ def plait(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_core_is_slower_than_what_lies_below(needs_lab: None) -> None:
-    """Rank 1 of ``goodputs`` is on host 1: beside host 0 in the first lab, across the core in the second."""
+    """Rank 1 of ``goodputs`` is on host 1: beside host 0 in the first lab, across the core in the
+    second."""
     with Lab(LabSpec.parse(TREE)) as lab:
         assert near(undisturbed(lab, 4_000_000, "to0", 400e6)[0], 400e6)
     with Lab(LabSpec.parse(TREE), nodes=(0, 2)) as lab:
@@ -51,17 +52,17 @@ def test_a_minipod_can_be_cut_slowed_and_healed(plait_lab: PlaitLab) -> None:
         plait_lab("heal", "pod1")
         wait_until(lambda: reaches(lab, 0, "10.77.0.4"), "the minipod is still cut off", 20)
         plait_lab("slow", "pod0", "50mbit")
-        (told,) = json.loads(plait_lab("list", "--json").stdout)
+        (told,) = json.loads(plait_lab("list", "--json").stdout)["labs"]
         assert [(pod["core"], pod["cut"]) for pod in told["pods"]] == [("50mbit", False), ("100mbit", False)]
         assert "pod1 to core  100mbit" in plait_lab("list").stdout
         assert "no host and no minipod" in plait_lab("cut", "rack1", status=2).stderr
         with pytest.raises(JobError, match="minipod 2"):
-            lab.network.cut_pod(2)
+            lab.network.cut(2, pod=True)
 
 
 def test_one_minipod_has_no_core(needs_lab: None) -> None:
     with Lab(LabSpec()) as lab, pytest.raises(JobError, match="no core"):
-        lab.network.cut_pod(0)
+        lab.network.cut(0, pod=True)
 
 
 def test_ranks_know_the_host_that_they_are_on(needs_lab: None) -> None:
@@ -102,10 +103,10 @@ def test_a_labs_topology_goes_through_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_table_that_is_not_the_labs_is_refused(table: RankTable, said: str) -> None:
-    from plait.api.places.lab import InLab
+    from plait.api.places.lab import LabTarget
 
     with pytest.raises((JobError, PlacementError), match=said):
-        InLab(LabSpec.parse(TREE), table)
+        LabTarget(LabSpec.parse(TREE), table)
 
 
 @pytest.mark.slow

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.cluster.network import Network
-from plait.core.cluster.placement_profile import PlacementProfile
+from plait.core.cluster.network import Network, PlacementProfile
 from plait.core.cluster.profile import Profile
-from plait.plan.profiled import here
+from plait.plan.calibrate.profiled import cluster_from_profile
 
 pytestmark = pytest.mark.lab
 
 
 @pytest.mark.slow
 def test_a_profile_of_two_hosts(needs_lab: None, tmp_path: Path) -> None:
-    words = ["measure", "machine", "--on", "lab:2x1@200mbit", "--seconds", "12", "--out", str(tmp_path / "lab.json")]
+    words = ["measure", "machine", "--on", "lab:2x1@200mbit", "--seconds", "6", "--out", str(tmp_path / "lab.json")]
     done = subprocess.run(
         [sys.executable, "-m", "plait.cli.main", *words], capture_output=True, text=True, timeout=120, check=False
     )
@@ -29,14 +28,14 @@ def test_a_profile_of_two_hosts(needs_lab: None, tmp_path: Path) -> None:
     assert {one.group.nodes for one in found.collectives} == {2}
     rates = {one.kind: one.bandwidth for one in found.collectives}
     assert 5e6 < rates["all_reduce"] < 50e6, f"200 Mbit/s are 25 MB/s, bursts pass faster; found {rates}"
-    cluster = here(found)
+    cluster = cluster_from_profile(found)
     assert [tier.ranks for tier in cluster.tiers] == [1, 0]
     assert cluster.tiers[1].rate.value * cluster.efficiency.across.share.value < 60e6
 
 
 @pytest.mark.slow
 def test_what_spreading_over_minipods_costs(needs_lab: None, tmp_path: Path) -> None:
-    words = ["measure", "placement", "--on", "lab:4x1@200mbit,2pods@50mbit", "seconds=10", "--draw", "spread.svg"]
+    words = ["measure", "placement", "--on", "lab:4x1@200mbit,2pods@50mbit", "seconds=5", "--draw", "spread.svg"]
     done = subprocess.run(
         [sys.executable, "-m", "plait.cli.main", *words, "--network", "net.toml"],
         capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path,

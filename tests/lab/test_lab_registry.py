@@ -11,7 +11,7 @@ from plait.core.base.errors import LaunchError
 from plait.lab.registry import running
 
 TIER = "unit"
-ENTRY = '"name": "a", "pid": 1, "started": 1, "keeper_started": 1, "command": [], "spec": "1x1@1gbit"'
+ENTRY = '"name": "a", "pid": 1, "started": 1, "keeper_started": 1, "command": [], "spec": {"hosts": 1}'
 OTHERS = {
     "deep": "[" * 60_000,
     "null": "null",

@@ -1,4 +1,5 @@
-"""A small Slurm, a small Kubernetes, and ranks that do as a test tells, for the launchers that need them."""
+"""A small Slurm, a small Kubernetes, and ranks that do as a test tells, for the launchers that need
+them."""
 
 from __future__ import annotations
 
@@ -8,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from plait.lab.slurm import SlurmCluster
 from plait.launch import watch
 from tests.launch.story import Clock, Story
 from tests.support.kubernetes.cluster import SmallCluster
 from tests.support.kubernetes.runs import small_cluster
 from tests.support.kubernetes.scene import Scene
-from tests.support.slurm import slurm_cluster
+from tests.support.slurm import SlurmCluster, slurm_cluster
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,8 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluste
 
 @pytest.fixture
 def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
-    """Ranks of which a test tells what they do, and their launcher's watch, on a clock of their own."""
+    """Ranks of which a test tells what they do, and their launcher's watch, on a clock of their
+    own."""
     clock = Clock()
 
     class Held(selectors.DefaultSelector):

@@ -44,7 +44,7 @@ class Made:
         if self.returncode is None:
             self.returncode = -9
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         return self.log
 
 
@@ -67,11 +67,14 @@ class Elsewhere:
         self.held_up += held_up
 
 
+Step = Callable[[], object] | None
+
+
 class Story:
     """Ranks, and what happens to them: one step before each look of the watch."""
 
     def __init__(self, folder: Path, clock: Clock, world: int = 2) -> None:
-        self.clock, self.steps = clock, deque[Callable[[], object]]()
+        self.clock, self.steps = clock, deque[Step]()
         self.sources = [Elsewhere(), Elsewhere()]
         self.processes = [Made() for _ in range(world)]
         pairs = [Channel.pair() for _ in range(world)]
@@ -90,10 +93,11 @@ class Story:
 
     def look(self, held_up: float) -> None:
         assert self.steps, "the run goes on, and there is nothing more to tell"
-        self.steps.popleft()()
+        if step := self.steps.popleft():
+            step()
 
-    def run(self, *steps: Callable[[], object]) -> int:
-        self.steps.extend([*steps, lambda: None])  # in which what was done last is seen
+    def run(self, *steps: Step) -> int:
+        self.steps.extend([*steps, None])  # in which what was done last is seen
         return self.watch.until_ended()
 
     def trains(self, *at: int) -> None:
@@ -104,6 +108,13 @@ class Story:
     def ends_with(self, *codes: int | None) -> None:
         for process, code in zip(self.processes, codes, strict=True):
             process.returncode = code
+
+    def ended(self, *codes: int | None) -> Step:
+        return lambda: self.ends_with(*codes)
+
+    def sent(self, *numbers: int) -> Step:
+        """Signals to the launcher."""
+        return lambda: self.signals.extend(numbers)
 
     def after(self, seconds: float) -> None:
         """A look at a time takes no more than ``NAP``."""

@@ -1,4 +1,5 @@
-"""A launcher's lines to agents and ranks on other hosts: what is told, what is awaited, when one is lost."""
+"""A launcher's lines to agents and ranks on other hosts: what is told, what is awaited, when one is
+lost."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ import pytest
 from plait.core.base.errors import LaunchError, PlacementError, PlaitError
 from plait.core.runs.channel import MessageLine
 from plait.core.topology.rank_table import RankTable
-from plait.launch import agents as agents_of
-from plait.launch.agents import Agent, Agents, RemoteProcess, Rendezvous
-from plait.launch.messages import (
+from plait.launch.local import agents as agents_of
+from plait.launch.local.agents import Agent, Agents, RemoteProcess, Rendezvous
+from plait.launch.local.door import (
     KINDS,
     AgentMessage,
     Alive,
@@ -28,7 +29,7 @@ from plait.launch.messages import (
     Halted,
     Hello,
     Kill,
-    LineOf,
+    RankConnection,
     Refused,
     Signalled,
 )
@@ -65,8 +66,8 @@ class Launcher:
         for host, line in self.lines.items():
             if host not in self.begun and isinstance(message := line.receive(), Begin):
                 self.begun[host] = message
-                for rank in range(message.first, message.first + message.ranks):
-                    self.says(LineOf("sesame", rank))
+                for rank in (7, -1, *range(message.first, message.first + message.ranks)):  # two are nobody's
+                    self.says(RankConnection("sesame", rank))
 
 
 @pytest.fixture
@@ -81,7 +82,6 @@ def heard(line: MessageLine[AgentMessage]) -> AgentMessage:
     return message
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("addresses", [None, {"left": "10.0.0.7"}])
 def test_agents_are_told_their_ranks_and_where_those_meet_and_then_to_go(
     launcher: Callable[..., Launcher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, addresses: dict[str, str] | None
@@ -110,7 +110,6 @@ def test_agents_are_told_their_ranks_and_where_those_meet_and_then_to_go(
     assert {host: heard(line) for host, line in one.lines.items()} == {"left": Done(5), "right": Done(5)}
 
 
-@pytest.mark.unit
 def test_how_a_run_ended_is_told_though_an_agent_is_gone(launcher: Callable[..., Launcher]) -> None:
     one = launcher()
     for port, host in enumerate(("left", "right")):
@@ -122,30 +121,33 @@ def test_how_a_run_ended_is_told_though_an_agent_is_gone(launcher: Callable[...,
     assert heard(one.lines["right"]) == Done(0)
 
 
-@pytest.mark.unit
 def test_a_word_that_nobody_chose_cannot_be_guessed(launcher: Callable[..., Launcher]) -> None:
     words = {launcher(word="").agents.variables["PLAIT_AGENT"].split(" ")[1] for _ in range(2)}
     assert len(words) == 2 and all(len(word) >= 32 for word in words)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
-    ("numbered", "task", "said"),
-    [(True, 0, "right was started as number 0, and is number 1 of the rank table"), (True, 1, ""), (False, 0, "")],
+    ("host", "numbered", "task", "said"),
+    [
+        ("right", True, 0, "right was started as number 0, and is number 1 of the rank table"),
+        ("right", True, 1, ""),
+        ("right", False, 0, ""),
+        ("elsewhere", False, 0, "elsewhere is not in the rank table of 2 hosts"),
+    ],
 )
-def test_numbers_count_where_the_starter_numbers(
-    launcher: Callable[..., Launcher], numbered: bool, task: int, said: str
+def test_who_is_not_where_the_table_has_it_is_refused(
+    launcher: Callable[..., Launcher], host: str, numbered: bool, task: int, said: str
 ) -> None:
-    one = launcher(numbered=numbered, patience=3)
-    one.comes("right", 5, task=task)
-    with pytest.raises(PlaitError, match=said or r"the agents of 1 hosts \(left\) did not come within 3 s"):
+    """Numbers count where the starter numbers."""
+    one = launcher(numbered=numbered, patience=1)
+    one.comes(host, 5, task=task)
+    with pytest.raises(PlaitError, match=said or r"the agents of 1 hosts \(left\) did not come within 1 s"):
         one.agents.ranks(one.still)
     if said:
-        refused = heard(one.lines["right"])
+        refused = heard(one.lines[host])
         assert isinstance(refused, Refused) and said in refused.why
 
 
-@pytest.mark.unit
 def test_one_more_agent_is_refused_while_lines_are_waited_for(launcher: Callable[..., Launcher]) -> None:
     one = launcher()
     for port, host in enumerate(("left", "right")):
@@ -161,16 +163,14 @@ def test_one_more_agent_is_refused_while_lines_are_waited_for(launcher: Callable
     assert isinstance(heard(late[0]), Refused)
 
 
-@pytest.mark.unit
 def test_lines_that_do_not_come_are_named(launcher: Callable[..., Launcher]) -> None:
-    one = launcher(patience=3)
+    one = launcher(patience=1)
     for port, host in enumerate(("left", "right")):
         one.comes(host, port)
-    with pytest.raises(LaunchError, match="the lines of some ranks did not come within 3 s"):
+    with pytest.raises(LaunchError, match="the lines of some ranks did not come within 1 s"):
         one.agents.ranks(lambda: None)
 
 
-@pytest.mark.unit
 def test_of_many_hosts_that_do_not_come_five_are_named(tmp_path: Path) -> None:
     for count, names in ((5, "n0, n1, n2, n3, n4)"), (6, "n0, n1, n2, n3, n4, ...)")):
         table = RankTable(tuple(f"n{number}" for number in range(count)), 1)
@@ -191,11 +191,10 @@ def line() -> Iterator[tuple[Agent, MessageLine[AgentMessage]]]:
         yield one, MessageLine(theirs, KINDS)
 
 
-@pytest.mark.unit
 def test_what_an_agent_tells_of_its_ranks_is_taken_once(line: tuple[Agent, MessageLine[AgentMessage]]) -> None:
     one, theirs = line
     process = one.ranks[0]
-    assert process.pid is None and not process.stopped and process.poll() is None and process.said() == ""
+    assert process.pid is None and not process.stopped and process.poll() is None and process.log_tail() == ""
     for message in (Halted(0, True), Halted(7, True), Ended(7, 1, "of another"), Signalled(15), Alive()):
         theirs.send(message)
     one.heard = 0.0
@@ -206,11 +205,10 @@ def test_what_an_agent_tells_of_its_ranks_is_taken_once(line: tuple[Agent, Messa
     theirs.send(Ended(0, -9, "it"))
     theirs.send(Ended(0, 1, "later"))
     assert one.take() is None
-    assert (process.stopped, process.poll(), process.said()) == (False, -9, "it")
+    assert (process.stopped, process.poll(), process.log_tail()) == (False, -9, "it")
     assert one.ranks[1].poll() is None
 
 
-@pytest.mark.unit
 def test_an_agent_that_hangs_up_takes_its_ranks_with_it(line: tuple[Agent, MessageLine[AgentMessage]]) -> None:
     one, theirs = line
     one.ranks[1].ended(0, "")
@@ -218,18 +216,27 @@ def test_an_agent_that_hangs_up_takes_its_ranks_with_it(line: tuple[Agent, Messa
     with pytest.raises(EOFError):
         one.take()
     assert [process.poll() for process in one.ranks.values()] == [1, 0]
-    assert one.ranks[0].said() == (
+    assert one.ranks[0].log_tail() == (
         "plait-error: left was lost, and rank 0 with it: its agent ended without a word (the node failed, or the "
         "cluster manager has ended it)"
     )
 
 
-@pytest.mark.unit
+def test_an_agent_that_says_what_is_no_message_is_lost_and_its_ranks_with_it(
+    line: tuple[Agent, MessageLine[AgentMessage]],
+) -> None:
+    one, theirs = line
+    theirs.taken().sendall(b'["Ended", {"rank": "0", "status": 1, "said": ""}]\n')
+    with pytest.raises(EOFError):
+        one.take()
+    assert "left was lost, and rank 0 with it: received an invalid message" in one.ranks[0].log_tail()
+
+
 def test_an_agent_that_is_silent_for_too_long_is_lost(
     line: tuple[Agent, MessageLine[AgentMessage]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _ = line
-    now = one.heard + agents_of.LOST
+    now, one.heard = 1000.0 + agents_of.LOST, 1000.0  # whole, that no rounding decides
     monkeypatch.setattr(agents_of, "time", SimpleNamespace(monotonic=lambda: now))
     one.look(0.0)
     assert one.ranks[0].poll() is None
@@ -239,4 +246,4 @@ def test_an_agent_that_is_silent_for_too_long_is_lost(
     now += 1.0
     one.look(0.0)
     assert one.ranks[0].poll() == 1
-    assert "left was lost, and rank 0 with it: its agent has been silent for 61 s" in one.ranks[0].said()
+    assert "left was lost, and rank 0 with it: its agent has been silent for 61 s" in one.ranks[0].log_tail()

@@ -1,7 +1,8 @@
 """What every launcher owes: each joins by one row of ``ROWS``.
 
-Ranks start with the right environment, what they print is seen, one that fails ends all, signals pass, and
-nothing is left behind. A rank here needs no torch, so that a row costs little more than the launcher itself.
+Ranks start with the right environment, what they print is seen, one that fails ends all, signals
+pass, and nothing is left behind. A rank here needs no torch, so that a row costs little more than
+the launcher itself.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def main():
         task = os.environ.get("SLURM_PROCID")
         said |= {"pid": os.getpid(), "host": this_host()}
         if control.launched:
-            control.tell_store("set", [f"met/{rank.rank}"], ["aGVsbG8="])
-            met = control.tell_store("wait", [f"met/{one}" for one in range(rank.world_size)], seconds=60)
+            control.call_store("set", [f"met/{rank.rank}"], ["aGVsbG8="])
+            met = control.call_store("wait", [f"met/{one}" for one in range(rank.world_size)], seconds=60)
             said["met"] = met and list(met.values)
         said |= {"task": None if task is None else int(task), "marked": "MARK" in os.environ}
         draft = folder / f"draft{rank.rank}"
@@ -60,10 +61,10 @@ def main():
                 time.sleep(0.02)
             print("plait-error: rank 1 wants no more", file=sys.stderr, flush=True)
             return 3
-        while kind != "end" and not control:
+        while not control:
             time.sleep(0.02)
         (folder / f"saved{rank.rank}").touch()
-        return control.status if control else 0
+        return control.status
 
 if __name__ == "__main__":
     run_and_end(main)
@@ -76,9 +77,11 @@ from functools import partial
 from pathlib import Path
 from plait.core.base.errors import PlaitError
 from plait.lab import Lab, LabSpec
-from plait.launch import kubernetes, slurm_job, warm
-from plait.launch.kubernetes_api import KubernetesNamespace
-from plait.launch.local import local_start, run_ranks
+from plait.launch.kubernetes import follow as kubernetes
+from plait.launch.slurm import job as slurm_job
+from plait.launch.local import local as warm
+from plait.launch.kubernetes.api import KubernetesNamespace
+from plait.launch.local.local import local_start, run_ranks
 from tests.support.ports import own_port
 from tests.support.kubernetes.runs import pod_run
 
@@ -97,7 +100,8 @@ try:
         )
         cluster = KubernetesNamespace()
         kubernetes.submit(cluster, run)
-        status = kubernetes.follow(cluster, run)
+        with kubernetes.heeding(cluster) as signals:
+            status = kubernetes.follow(cluster, run, signals)
     elif how == "warm":
         warm.usable_cores = lambda: 1
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(argv[2]).parent), *sys.path[1:]])  # the rank is a module
@@ -114,13 +118,11 @@ sys.exit(status)
 
 @dataclass(frozen=True)
 class Row:
-    """A launcher. per_node: ranks of each node. stopped: its exit status after SIGTERM. names: whether
-    it says which rank failed."""
+    """A launcher. per_node: ranks of each node. stopped: its exit status after SIGTERM."""
 
     command: Callable[[Sequence[str], Path], list[str]]
     per_node: int
     stopped: int = 143
-    names: bool = True
     slurm: bool = False
     lab: bool = False
     kubernetes: bool = False
@@ -174,7 +176,7 @@ class Launched:
         if not self.row.kubernetes:
             return self.launcher()
         heads = [pid for pid in _processes(self.folder) if _variable(pid, "JOB_COMPLETION_INDEX") == "0"
-                 and b"plait.api.in_pod" in Path(f"/proc/{pid}/cmdline").read_bytes()]  # fmt: skip
+                 and b"plait.api.in_cluster" in Path(f"/proc/{pid}/cmdline").read_bytes()]  # fmt: skip
         return heads[0]
 
     def ready(self) -> bool:
@@ -233,21 +235,11 @@ def _processes(folder: Path) -> list[int]:
     return found
 
 
-def test_ranks_start_with_the_right_environment_and_are_seen(launch: Callable[[str], Launched]) -> None:
-    run = launch("end")
-    status, output, errors = run.ended()
-    assert status == 0, errors
-    said = [json.loads((run.folder / f"rank{rank}").read_text()) for rank in range(WORLD)]
-    for rank, one in enumerate(said):
-        assert (one["world_size"], one["local_world_size"]) == (WORLD, run.row.per_node)
-        assert (one["node_rank"], one["local_rank"]) == divmod(rank, run.row.per_node)
-        assert one["marked"]  # the user's own variables are there too
-        assert run.row.stopped == 1 or one["met"] == ["aGVsbG8="] * WORLD  # at the launcher's store
-    assert len({(one["master_addr"], one["master_port"]) for one in said}) == 1
-    assert "rank 0 says hello" in output
-    if run.row.names:  # what other ranks print is kept
-        printed = output if run.row.stopped == 1 else (run.folder / "logs" / "rank-1.log").read_text()
-        assert "rank 1 says hello" in printed
+def waiting(launch: Callable[[str], Launched]) -> Launched:
+    """A launcher all of whose ranks have started."""
+    run = launch("wait")
+    wait_until(run.ready, "ranks did not start", seconds=60)
+    return run
 
 
 def test_one_that_fails_ends_all_and_is_named(launch: Callable[[str], Launched]) -> None:
@@ -258,18 +250,30 @@ def test_one_that_fails_ends_all_and_is_named(launch: Callable[[str], Launched])
     assert run.row.stopped == 1 or status == 3
 
 
-def test_signals_pass_and_ranks_save(launch: Callable[[str], Launched]) -> None:
-    run = launch("wait")
-    wait_until(run.ready, "ranks did not start", seconds=60)
+def test_ranks_start_with_the_right_environment_are_seen_and_save_at_a_signal(
+    launch: Callable[[str], Launched],
+) -> None:
+    """Runs that end well are seen where jobs train, by every launcher."""
+    run = waiting(launch)
     os.kill(run.launcher(), signal.SIGTERM)
-    status, _, errors = run.ended()
+    status, output, errors = run.ended()
     assert status == run.row.stopped, errors
     assert len(list(run.folder.glob("saved*"))) == WORLD
+    said = [json.loads((run.folder / f"rank{rank}").read_text()) for rank in range(WORLD)]
+    for rank, one in enumerate(said):
+        assert (one["world_size"], one["local_world_size"]) == (WORLD, run.row.per_node)
+        assert (one["node_rank"], one["local_rank"]) == divmod(rank, run.row.per_node)
+        assert one["marked"]  # the user's own variables are there too
+        assert run.row.stopped == 1 or one["met"] == ["aGVsbG8="] * WORLD  # at the launcher's store
+    assert len({(one["master_addr"], one["master_port"]) for one in said}) == 1
+    assert "rank 0 says hello" in output
+    # what other ranks print is kept
+    printed = output if run.row.stopped == 1 else (run.folder / "logs" / "rank-1.log").read_text()
+    assert "rank 1 says hello" in printed
 
 
 def test_a_rank_that_is_killed_is_named(launch: Callable[[str], Launched]) -> None:
-    run = launch("wait")
-    wait_until(run.ready, "ranks did not start", seconds=60)
+    run = waiting(launch)
     os.kill(_rank(run.folder, 1), signal.SIGKILL)
     status, output, errors = run.ended()
     assert status == 1
@@ -279,8 +283,7 @@ def test_a_rank_that_is_killed_is_named(launch: Callable[[str], Launched]) -> No
 
 
 def test_nothing_outlives_a_launcher_that_is_killed(launch: Callable[[str], Launched]) -> None:
-    run = launch("wait")
-    wait_until(run.ready, "ranks did not start", seconds=60)
+    run = waiting(launch)
     os.kill(run.watcher(), signal.SIGKILL)
     # Ranks that train are not ended by a signal here: they see that the line is cut. torchrun's have no line.
     if run.row.stopped == 1:

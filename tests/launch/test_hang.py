@@ -1,4 +1,5 @@
-"""When somebody looks for why a run hangs: by a clock that the test sets, on processes that are none."""
+"""When somebody looks for why a run hangs: by a clock that the test sets, on processes that are
+none."""
 
 from __future__ import annotations
 
@@ -10,11 +11,10 @@ from typing import Any
 import pytest
 
 from plait.core.runs.evidence import Evidence, Verdict
-from plait.core.runs.parts import RankAnswer, ask, asked, write_part
-from plait.launch import gather as gathering
+from plait.core.runs.rank_reports import RankReport, reports_requested, request_reports, write_report
 from plait.launch import hang
-from plait.launch.gather import Seen
-from plait.launch.hang import Nearby, Suspicion
+from plait.launch import hang as gathering
+from plait.launch.hang import HangDetection, LocalRank, RankStatus
 
 TIER = "unit"
 
@@ -47,42 +47,42 @@ class Look:
 
     def __init__(self, folder: Path, verdict: Verdict = CERTAIN) -> None:
         self.folder, self.verdict, self.times, self.given = folder, verdict, 0, list[Evidence]()
-        self.suspicion = Suspicion(folder, 2, deadline=5.0, localise=self._localise)
+        self.suspicion = HangDetection(folder, 2, deadline=5.0, localise=self._localise)
 
     def _localise(self, evidence: Any) -> Verdict:
         self.times, self.given = self.times + 1, list(evidence)
         return self.verdict
 
-    def __call__(self, *, silent: bool = True, seen: Mapping[int, Seen] | None = None) -> Verdict | None:
+    def __call__(self, *, silent: bool = True, seen: Mapping[int, RankStatus] | None = None) -> Verdict | None:
         return self.suspicion.look(lambda: seen if seen is not None else RUN, dict, silent=silent)
 
 
-RUN = {0: Seen(state="runs"), 1: Seen(state="runs")}
+RUN = {0: RankStatus(state="runs"), 1: RankStatus(state="runs")}
 
 
 def answer(folder: Path, rank: int, *, complete: bool = True) -> None:
-    write_part(folder, RankAnswer(rank=rank, token=0, wall=0, thread="waits", complete=complete))
+    write_report(folder, RankReport(rank=rank, token=0, wall=0, thread="waits", complete=complete))
 
 
 def test_what_an_earlier_start_has_left_is_forgotten(tmp_path: Path) -> None:
-    ask(tmp_path)
+    request_reports(tmp_path)
     (tmp_path / "hang.json").write_text("{}")
     Look(tmp_path)
-    assert not asked(tmp_path) and not (tmp_path / "hang.json").exists()
+    assert not reports_requested(tmp_path) and not (tmp_path / "hang.json").exists()
 
 
 def test_nobody_is_asked_before_somebody_suspects_something(tmp_path: Path, clock: Clock) -> None:
     look = Look(tmp_path)
-    assert look(silent=False) is None and not asked(tmp_path)
+    assert look(silent=False) is None and not reports_requested(tmp_path)
     clock.now += 0.4
-    assert look() is None and not asked(tmp_path)  # too soon for another look
+    assert look() is None and not reports_requested(tmp_path)  # too soon for another look
     clock.now += 0.1
-    assert look() is None and asked(tmp_path) and not look.times
+    assert look() is None and reports_requested(tmp_path) and not look.times
 
 
 def test_a_rank_that_asks_is_a_suspicion(tmp_path: Path, clock: Clock) -> None:
     look = Look(tmp_path)
-    ask(tmp_path)
+    request_reports(tmp_path)
     for rank in range(2):
         answer(tmp_path, rank)
     assert look(silent=False) is CERTAIN
@@ -114,14 +114,14 @@ def test_those_that_do_not_run_are_not_waited_for(tmp_path: Path, clock: Clock) 
     clock.now += 0.5
     assert look() is None
     clock.now += 0.5
-    assert look(seen={0: RUN[0], 1: Seen(state="stopped")}) is CERTAIN
+    assert look(seen={0: RUN[0], 1: RankStatus(state="stopped")}) is CERTAIN
 
 
 def test_who_is_not_named_at_once_is_looked_for_again(tmp_path: Path, clock: Clock) -> None:
     look = Look(tmp_path, UNKNOWN)
     look()
     clock.now += hang.ANSWERS
-    assert look() is None and look.times == 1 and asked(tmp_path)
+    assert look() is None and look.times == 1 and reports_requested(tmp_path)
     clock.now += hang.AGAIN - 0.1
     look.verdict = CERTAIN
     assert look() is None and look.times == 1
@@ -133,17 +133,17 @@ def test_a_run_that_goes_on_is_suspected_anew(tmp_path: Path, clock: Clock) -> N
     look = Look(tmp_path, NONE)
     look()
     clock.now += hang.ANSWERS
-    assert look() is None and not asked(tmp_path) and not (tmp_path / "hang.json").exists()
+    assert look() is None and not reports_requested(tmp_path) and not (tmp_path / "hang.json").exists()
     clock.now += hang.AGAIN
-    assert look(silent=False) is None and not asked(tmp_path)
+    assert look(silent=False) is None and not reports_requested(tmp_path)
     clock.now += 0.5
-    assert look() is None and asked(tmp_path)  # and has its while to answer again
+    assert look() is None and reports_requested(tmp_path)  # and has its while to answer again
     assert look.times == 1
 
 
 class Ranks:
-    """Processes that are not there. log: grows by ``prints`` once a stack is asked for; seconds: of the
-    processor that rank N has taken, one more entry a question; kernel: where each is."""
+    """Processes that are not there. log: grows by ``prints`` once a stack is asked for; seconds: of
+    the processor that rank N has taken, one more entry a question; kernel: where each is."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
         self.log = dict.fromkeys(range(3), "before\n")
@@ -151,9 +151,9 @@ class Ranks:
         self.seconds: dict[int, list[float]] = {}
         self.asked, self.clock = list[int](), clock
         monkeypatch.setattr(hang, "print_stacks", self._print)
-        monkeypatch.setattr(hang, "kernel_says", lambda pid: self.kernel.get(pid, ""))
+        monkeypatch.setattr(hang, "kernel_state", lambda pid: self.kernel.get(pid, ""))
         self.deaf = set[int]()
-        monkeypatch.setattr(hang, "deaf", lambda pid: pid in self.deaf)
+        monkeypatch.setattr(hang, "signal_pending", lambda pid: pid in self.deaf)
         monkeypatch.setattr(hang, "main_thread_seconds", lambda pid: self.seconds[pid].pop(0))
 
     def _print(self, pid: int) -> bool:
@@ -164,8 +164,8 @@ class Ranks:
         return True
 
     def of(self, evidence: list[Evidence]) -> list[Evidence]:
-        nearby = {rank: Nearby(rank, lambda rank=rank: self.log[rank]) for rank in range(3)}
-        return Suspicion._stacks(evidence, {}, nearby)
+        nearby = {rank: LocalRank(rank, lambda rank=rank: self.log[rank]) for rank in range(3)}
+        return HangDetection._stacks(evidence, {}, nearby)
 
 
 @pytest.fixture

@@ -18,11 +18,10 @@ import pytest
 from plait.core.base.process import boot_id
 from plait.core.record.ring import Header, RecordKind, call_of, read_ring
 from plait.core.record.ring_writer import RingWriter, this_process
-from plait.core.runs.evidence import STACKS, Evidence
-from plait.core.runs.parts import RankAnswer, write_part
-from plait.core.runs.ring_calls import ring_path
-from plait.launch import gather as gathering
-from plait.launch.gather import Seen, by_stack, gather, kernel_says, print_stacks, printed_stack
+from plait.core.runs.evidence import STACKS, Evidence, ring_path
+from plait.core.runs.rank_reports import RankReport, write_report
+from plait.launch import hang as gathering
+from plait.launch.hang import RankStatus, by_stack, gather, kernel_state, print_stacks, printed_stack
 
 TIER = "unit"
 
@@ -48,9 +47,11 @@ def test_who_has_not_answered_is_silent_only_where_another_has(tmp_path: Path, r
     header, _ = rings(0), rings(1)
     (tmp_path / "hang").mkdir()
     assert [one.thread for one in gather(tmp_path).evidence] == ["unknown", "unknown"]
-    write_part(tmp_path, RankAnswer(rank=0, token=header.token + 1, wall=0, thread="waits"))  # of another start
+    write_report(tmp_path, RankReport(rank=0, token=header.token + 1, wall=0, thread="waits"))  # of another start
     assert [one.thread for one in gather(tmp_path).evidence] == ["unknown", "unknown"]
-    write_part(tmp_path, RankAnswer(rank=0, token=header.token, wall=0, thread="waits", stack=("a", *"bcdefghijklmn")))
+    write_report(
+        tmp_path, RankReport(rank=0, token=header.token, wall=0, thread="waits", stack=("a", *"bcdefghijklmn"))
+    )
     first, second = gather(tmp_path).evidence
     assert (first.thread, second.thread) == ("waits", "silent")
     assert len(first.stack) == gathering.FRAMES and first.stack[-1] == "n"
@@ -62,9 +63,9 @@ def test_one_that_answers_knows_whether_it_computes(
 ) -> None:
     header = rings(0)
     (tmp_path / "hang").mkdir()
-    monkeypatch.setattr(gathering, "moved", lambda ring, now: SimpleNamespace(at=1, longest=2.0, inside=True))
+    monkeypatch.setattr(gathering, "progress_of", lambda ring, now: SimpleNamespace(at=1, longest=2.0, inside=True))
     assert gather(tmp_path).evidence[0].computes
-    write_part(tmp_path, RankAnswer(rank=0, token=header.token, wall=0, thread="works", busy=busy))
+    write_report(tmp_path, RankReport(rank=0, token=header.token, wall=0, thread="works", busy=busy))
     assert gather(tmp_path).evidence[0].computes == computes
 
 
@@ -73,7 +74,7 @@ def test_one_that_is_inside_of_nothing_does_not_compute(tmp_path: Path, rings: C
     ended = RingWriter(ring_path(tmp_path, 1), this_process(rank=1, world=2, capacity=16))
     (tmp_path / "hang").mkdir()
     for rank, token in ((0, made.token), (1, read_ring(ring_path(tmp_path, 1)).header.token)):
-        write_part(tmp_path, RankAnswer(rank=rank, token=token, wall=0, thread="works", busy=0.9))
+        write_report(tmp_path, RankReport(rank=rank, token=token, wall=0, thread="works", busy=0.9))
     assert not gather(tmp_path).evidence[1].computes
     ended.close()
 
@@ -81,29 +82,29 @@ def test_one_that_is_inside_of_nothing_does_not_compute(tmp_path: Path, rings: C
 def test_what_a_launcher_has_seen_stands_beside_what_a_rank_says(tmp_path: Path, rings: Callable[..., Header]) -> None:
     header = rings(0)
     (tmp_path / "hang").mkdir()
-    seen = Seen(
+    seen = RankStatus(
         state="ended", pid=os.getpid(), status=3, ended_at=7.0, doing="saving", step=9, patient=True, first=True,
-        said="It.",
+        error="It.",
     )  # fmt: skip
     one, other = gather(tmp_path, {0: seen}).evidence
     assert (one.state, one.status, one.ended_at, one.error) == ("ended", 3, 7.0, "It.")
     assert (one.doing, one.step, one.patient, one.first) == ("saving", 9, True, True)
     assert (other.recorded, other.state, other.status) == (False, "unknown", None)
-    own = RankAnswer(
+    own = RankReport(
         rank=0, token=header.token, wall=0, thread="works", doing="loading", step=11, patient=True, first=True
     )
-    write_part(tmp_path, own)
-    one, _ = gather(tmp_path, {0: Seen(state="runs", pid=None, doing="saving", step=9)}).evidence
+    write_report(tmp_path, own)
+    one, _ = gather(tmp_path, {0: RankStatus(state="runs", pid=None, doing="saving", step=9)}).evidence
     assert (one.doing, one.step, one.patient, one.first) == ("loading", 11, True, True)
 
 
 def test_rings_of_another_process_are_left_out(tmp_path: Path, rings: Callable[..., Header]) -> None:
     rings(0)
-    assert gather(tmp_path, {0: Seen(state="runs", pid=os.getpid() + 1)}, world=1).headers == {}
+    assert gather(tmp_path, {0: RankStatus(state="runs", pid=os.getpid() + 1)}, world=1).headers == {}
     rings(1)
-    assert list(gather(tmp_path, {0: Seen(state="runs", pid=os.getpid() + 1)}).headers) == [1]
+    assert list(gather(tmp_path, {0: RankStatus(state="runs", pid=os.getpid() + 1)}).headers) == [1]
     ring_path(tmp_path, 1).unlink()
-    assert list(gather(tmp_path, {0: Seen(state="runs")}).headers) == [0]
+    assert list(gather(tmp_path, {0: RankStatus(state="runs")}).headers) == [0]
     assert [one.rank for one in gather(tmp_path, world=3).evidence] == [0, 1, 2]  # though its ring knows of two
 
 
@@ -171,7 +172,7 @@ def test_of_a_process_that_is_gone_the_moment_of_the_question_counts(
     (one,) = gather(tmp_path).evidence
     assert (one.state, one.status, one.at) == ("unknown", None, 70)
     (tmp_path / "hang").mkdir()
-    write_part(tmp_path, RankAnswer(rank=0, token=made.token, wall=made.wall + 10**15, thread="waits"))
+    write_report(tmp_path, RankReport(rank=0, token=made.token, wall=made.wall + 10**15, thread="waits"))
     (one,) = gather(tmp_path).evidence
     assert (one.state, one.at) == ("runs", made.monotonic + 10**15)
     monkeypatch.setattr(gathering, "_process", lambda header: ("ended", 0))
@@ -212,13 +213,13 @@ def test_which_signals_a_process_catches_is_read_as_the_kernel_writes_it(monkeyp
 
 
 def test_where_the_kernel_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel_says(os.getpid()) == "its main thread is running"
-    assert kernel_says(2**22 + 1) == ""
+    assert kernel_state(os.getpid()) == "its main thread is running"
+    assert kernel_state(2**22 + 1) == ""
     texts = {"stat": f"1 (a b) D {'2 ' * 30}", "wchan": " pipe_read\n", "cgroup": "0::/none"}
     monkeypatch.setattr(Path, "read_text", lambda self: texts.get(self.name, ""))
-    assert kernel_says(1) == "its main thread is in the kernel, waiting for a device (pipe_read)"
+    assert kernel_state(1) == "its main thread is in the kernel, waiting for a device (pipe_read)"
     texts |= {"stat": f"1 (sh (x)) T {'2 ' * 30}", "wchan": "0"}
-    assert kernel_says(1) == "its main thread is stopped by a signal"
+    assert kernel_state(1) == "its main thread is stopped by a signal"
 
 
 def frames(count: int) -> str:

@@ -1,4 +1,5 @@
-"""Which cluster of Kubernetes is meant, by a kubeconfig or from inside of a pod, and what is said of none."""
+"""Which cluster of Kubernetes is meant, by a kubeconfig or from inside of a pod, and what is said
+of none."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import pytest
 from kubernetes.config.config_exception import ConfigException
 
 from plait.core.base.errors import LaunchError
-from plait.launch import kubernetes_api
-from plait.launch.kubernetes_api import KubernetesNamespace
+from plait.launch.kubernetes import api as kubernetes_api
+from plait.launch.kubernetes.api import KubernetesNamespace
 
 TIER = "unit"
 CLUSTER = """

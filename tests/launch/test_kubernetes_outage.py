@@ -1,91 +1,57 @@
-"""A run on Kubernetes whose server is away or refuses: how often it is asked, what is left behind."""
+"""A run on Kubernetes whose server is away or refuses: how often it is asked, what is left
+behind."""
 
 from __future__ import annotations
 
 import signal
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from plait.core.base.errors import LaunchError
-from plait.core.runs.lock import RunLock
-from plait.launch.kubernetes_api import Away
+from plait.launch.kubernetes.api import Unavailable
+from plait.launch.kubernetes.follow import queueing_signals
+from tests.support.kubernetes.in_memory import InMemory
 from tests.support.kubernetes.scene import Scene
 
 TIER = "unit"
 
 
-class Outage:
-    """The server is away so many times."""
-
-    def __init__(self, scene: Scene, times: int) -> None:
-        self.times = times
-        scene.cluster.before = self
-
-    def __call__(self, verb: str, kind: str, name: str) -> None:
-        if self.times:
-            self.times -= 1
-            raise Away("no answer.")
-
-
 def test_a_server_that_is_away_is_asked_ever_less_often(scene: Scene) -> None:
+    """And every outage begins with short waits."""
     scene.phase("Running", "Running")
-    outage = Outage(scene, 9)
-    waits, asked = list[float](), list[float]()
-    scene.then = [lambda: None] * 10_000
+    scene.then = [None] * 10_000
+    asked, away = list[float](), iter([*[True] * 9, False, True, False])
 
-    def noted(verb: str, kind: str, name: str) -> None:
+    def answer(verb: str, kind: str, name: str) -> None:
         asked.append(scene.now)
-        if not outage.times:
-            scene.ends("Complete")
-        outage(verb, kind, name)
-
-    scene.cluster.before = noted
-    scene.phase("Succeeded", "Succeeded")
-    assert scene.follow() == 0
-    waits = [later - earlier for earlier, later in pairwise(asked)]
-    assert waits[:9] == pytest.approx([0.5, 1, 2, 4, 8, 16, 32, 60, 60], abs=0.06)
-    assert scene.said == [
-        "no answer. The run goes on without us; asking again (Ctrl-C twice to leave it)", "Kubernetes answers again",
-    ]  # fmt: skip
-
-
-def test_every_outage_begins_with_short_waits(scene: Scene) -> None:
-    scene.phase("Running", "Running")
-    outage = Outage(scene, 2)
-    scene.then = [lambda: None] * 1000
-    asked = list[float]()
-
-    def noted(verb: str, kind: str, name: str) -> None:
-        asked.append(scene.now)
-        if len(asked) == 3:
-            outage.times = 0
-        if len(asked) == 4:
-            outage.times = 1
-        if len(asked) == 6:
+        if (gone := next(away, None)) is None:
             scene.ends("Complete")
             scene.phase("Succeeded", "Succeeded")
-        outage(verb, kind, name)
+        elif gone:
+            raise Unavailable("no answer.")
 
-    scene.cluster.before = noted
+    scene.cluster.before = answer
     assert scene.follow() == 0
     waits = [later - earlier for earlier, later in pairwise(asked)]
-    assert waits[:5] == pytest.approx([0.5, 1.0, 0.5, 0.5, 0.5], abs=0.06)
-    assert sum("asking again" in one for one in scene.said) == 2
-    assert scene.said.count("Kubernetes answers again") == 2
+    assert waits[:12] == pytest.approx([0.5, 1, 2, 4, 8, 16, 32, 60, 60, 0.5, 0.5, 0.5], abs=0.06)
+    lost = "no answer. The run goes on without us; asking again (Ctrl-C twice to leave it)"
+    again = "Kubernetes answers again"
+    assert [one for one in scene.said if one in (lost, again)] == [lost, again] * 2
 
 
 def test_a_signal_ends_the_wait_for_a_server(scene: Scene) -> None:
-    outage = Outage(scene, 3)
-    scene.then = [lambda: None, lambda: scene.signals.append(signal.SIGTERM)] + [lambda: None] * 1000
-    outage.times = 99
+    asked = list[None]()
 
-    def back() -> None:
-        outage.times = 0
+    def away(verb: str, kind: str, name: str) -> None:
+        asked.append(None)
+        if len(asked) == 2:
+            scene.signals.append(signal.SIGTERM)
+        if len(asked) < 6:
+            raise Unavailable("no answer.")
 
-    scene.then[40] = back
+    scene.cluster.before = away
+    scene.then = [None] * 1000
     scene.phase("Succeeded", "Succeeded")
     assert scene.follow() == 128 + signal.SIGTERM
     assert scene.deleted() == [("Job", "plait-test", None, True)]
@@ -95,7 +61,7 @@ def test_a_first_signal_that_comes_while_the_server_is_asked_is_kept(scene: Scen
     def away(verb: str, kind: str, name: str) -> None:
         if not scene.signals and not scene.said:
             scene.signals.append(signal.SIGTERM)
-            raise Away("no answer.")
+            raise Unavailable("no answer.")
 
     scene.cluster.before = away
     scene.phase("Succeeded", "Succeeded")
@@ -109,16 +75,16 @@ def test_a_second_signal_leaves_a_run_that_cannot_be_told(scene: Scene) -> None:
     def away(verb: str, kind: str, name: str) -> None:
         if verb == "delete":
             scene.signals.append(signal.SIGINT)
-        raise Away("no answer.")
+        raise Unavailable("no answer.")
 
     scene.cluster.before = away
     scene.then = [lambda: scene.signals.append(signal.SIGINT)]
     with pytest.raises(LaunchError) as left:
         scene.follow()
     assert str(left.value) == (
-        "no answer. The run could not be told to end. The run plait-test is no longer followed. It goes on; its logs "
-        "are in /data/x/logs, as pods see it, and kubectl -n ml delete job plait-test ends it. Sent again, it goes on "
-        "from its last checkpoint."
+        "no answer. The request to end did not reach the run. The run plait-test is no longer followed. It goes on; "
+        "its logs are in /data/x/logs, as pods see it, and kubectl -n ml delete job plait-test ends it. Sent again, it "
+        "goes on from its last checkpoint."
     )
 
 
@@ -126,12 +92,11 @@ def test_whatever_else_goes_wrong_leaves_the_run_and_says_so(scene: Scene) -> No
     scene.raised = LaunchError("pods is forbidden.")
     with pytest.raises(LaunchError, match=r"^pods is forbidden\. The run plait-test is no longer followed\."):
         scene.follow()
-    assert not scene.deleted() and scene.cluster.interrupted == ()
+    assert not scene.deleted()
 
 
-def test_a_lock_that_is_lost_ends_the_following(scene: Scene) -> None:
-    def lost() -> None:
-        raise LaunchError("another launcher has the run.")
-
-    with pytest.raises(LaunchError, match="another launcher has the run"):
-        scene.follow(lock=cast("RunLock", SimpleNamespace(check=lost)))
+def test_a_server_that_is_away_is_not_waited_for_where_a_signal_has_come() -> None:
+    cluster = InMemory()
+    with queueing_signals(cluster.api) as signals:
+        assert cluster.interrupted is signals
+    assert cluster.interrupted == ()

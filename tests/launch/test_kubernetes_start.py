@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from plait.core.base.errors import LaunchError
-from plait.launch import kubernetes
-from plait.launch.kubernetes import Hopeless, new_name, removal, submit
-from plait.launch.kubernetes_manifests import CONTAINER
+from plait.formats.kubernetes.manifests import CONTAINER
+from plait.launch.kubernetes import follow as kubernetes
+from plait.launch.kubernetes.follow import Hopeless, removal, submit
 from tests.support.kubernetes.in_memory import InMemory, a_run
 from tests.support.kubernetes.scene import Scene
 
@@ -18,18 +18,10 @@ def made(cluster: InMemory) -> list[str]:
     return [kind for verb, kind, *_ in cluster.done if verb == "create"]
 
 
-def test_names_are_what_dns_allows() -> None:
-    assert new_name("_My run_2!").startswith("plait-my-run-2-")
-    assert len(new_name("x" * 99)) == len("plait-") + 30 + 1 + 6
-    assert new_name("x" * 29 + "-yz").count("-") == 2  # cut at the dash
-    assert new_name("___").count("-") == 1
-    assert new_name("a") != new_name("a")
-
-
 def test_all_objects_of_a_run_are_made_the_workload_first() -> None:
     cluster, run = InMemory(), a_run()
     submit(cluster.api, run)
-    assert made(cluster)[0] == "Job" and len(made(cluster)) == 1 + len(run.belongings())
+    assert made(cluster)[0] == "Job" and len(made(cluster)) == 1 + len(run.owned_objects())
     owner = cluster.store.get("Job", run.name)["metadata"]["uid"]
     for kind in made(cluster)[1:]:
         (one,) = cluster.store.of(kind)
@@ -72,7 +64,7 @@ def test_a_pod_that_will_not_start_by_waiting_ends_the_run(scene: Scene, reason:
 @pytest.mark.parametrize(("reason", "said"), [("ImagePullBackOff", r"ImagePullBackOff\.$"), (None, "no reason given")])
 def test_a_pod_that_waits_too_long_ends_the_run(scene: Scene, reason: str | None, said: str) -> None:
     starting(scene, reason)
-    scene.then = [lambda: None] * 1000
+    scene.then = [None] * 1000
     with pytest.raises(Hopeless, match=f"the run was ended: {said}"):
         scene.follow()
     assert sum(scene.slept) == 60.5  # more than kubernetes.wait
@@ -83,8 +75,7 @@ def test_pods_without_a_node_may_wait_for_ever_and_others_are_looked_at(scene: S
     scene.phase("Pending", "Pending")
     del scene.pod(0)["spec"]["nodeName"]
     node = scene.pod(1)["spec"].pop("nodeName")
-    scene.then = [lambda: None] * 200
-    scene.then[150] = lambda: scene.pod(1)["spec"].update(nodeName=node)
+    scene.then = [*[None] * 150, lambda: scene.pod(1)["spec"].update(nodeName=node)]
     with pytest.raises(Hopeless, match="Pod plait-test-1"):
         scene.follow()
     assert len(scene.slept) == 151
@@ -92,13 +83,12 @@ def test_pods_without_a_node_may_wait_for_ever_and_others_are_looked_at(scene: S
 
 def test_a_pod_of_the_same_name_waits_anew(scene: Scene) -> None:
     starting(scene, None)
-    scene.then = [lambda: None] * 300
 
     def anew() -> None:
         scene.cluster.store.remove(scene.pod(1))
         scene.cluster.add_pod(scene.run, 1, nodeName="n1")
 
-    scene.then[100] = anew
+    scene.then = [*[None] * 100, anew, *[None] * 200]
     with pytest.raises(Hopeless):
         scene.follow()
     assert sum(scene.slept) == 101 * 0.5 + 60.5

@@ -13,19 +13,20 @@ from typing import Any, cast
 import pytest
 
 from plait.core.base.errors import LaunchError, RankFailure, RunLost
-from plait.core.runs.attempts import read_attempts
+from plait.core.runs.attempts import Attempt, read_attempts, write_attempts
 from plait.core.runs.host_memory import close_memory, memory_of
 from plait.core.runs.lock import RunLock
 from plait.core.runs.progress import Progress
-from plait.launch import supervisor as module
-from plait.launch.supervisor import Crew, OneHost, Supervisor
+from plait.launch.local import supervisor as module
+from plait.launch.local.supervisor import AttemptRanks, SingleHost, Supervisor
 from plait.launch.watch import RunGuard
 
 TIER = "unit"
 
 
 class Runs:
-    """ends: what each attempt does, with the progress at hand; waits: seconds after each of them."""
+    """ends: what each attempt does, with the progress at hand; waits: seconds after each of
+    them."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, folder: Path, restarts: int = 3, *, locked: bool = True
@@ -60,11 +61,13 @@ class Runs:
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep))
         runs = self
 
-        class Fleet(OneHost):
+        class Fleet(SingleHost):
             def mend(self, failure: RankFailure) -> str:
                 return runs.mends(failure)
 
-        crew = Crew(start=cast("Any", None), world=2, hosts=("a", "b"), suspicion=lambda: None, plan="p", beside=beside)
+        crew = AttemptRanks(
+            start=cast("Any", None), world=2, hosts=("a", "b"), suspicion=lambda: None, plan="p", concurrent=beside
+        )
         self.lock: Any = SimpleNamespace(path=folder / "lock.json", check=self._check)
         self.lock.path.write_text("")
         lock = cast("RunLock", self.lock) if locked else None
@@ -115,19 +118,6 @@ def test_each_wait_in_vain_is_twice_as_long_and_the_run_is_given_up(runs: Runs) 
     waits = [one.wait_seconds for one in read_attempts(runs.folder)]
     assert waits[0] is None and [round(one or 0, 1) for one in waits[1:]] == [1.0, 2.0, 4.0]
     assert runs.beside == ["on"] * 4  # ended by the error
-
-
-def test_one_restart_in_vain_is_told_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    runs = Runs(monkeypatch, tmp_path, restarts=1)
-    runs.dies()
-    runs.dies()
-    with pytest.raises(RankFailure, match=r"^A restart saved no new checkpoint, and the run is given up"):
-        runs.supervisor.run()
-    runs = Runs(monkeypatch, tmp_path, restarts=2)
-    for _ in range(3):
-        runs.dies()
-    with pytest.raises(RankFailure, match=r"^2 restarts in a row saved no new checkpoint"):
-        runs.supervisor.run()
 
 
 def test_a_new_checkpoint_begins_the_waits_anew(runs: Runs) -> None:
@@ -235,7 +225,7 @@ def test_other_errors_are_nobodys_to_mend(runs: Runs) -> None:
 
 
 def test_a_run_that_never_began_is_not_started_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full() -> Crew:
+    def full() -> AttemptRanks:
         raise OSError(28, "No space left")
 
     monkeypatch.setattr(runs.supervisor.fleet, "crew", full)
@@ -325,3 +315,43 @@ def test_copies_in_memory_are_spoken_of_where_there_are_any(runs: Runs, newest: 
     whence = f"from the checkpoint of step {newest}" if newest else "from the beginning"
     assert f"starting again in 1 s from a copy in memory, or {whence}: 1 of 3" in runs.said[1]
     assert runs.said[2] == f"SIGTERM: not started again; the same command goes on {whence}"
+
+
+@pytest.mark.parametrize("full", [2, 99])
+def test_a_full_disk_on_which_ranks_cannot_be_started_is_waited_for(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, full: int
+) -> None:
+    crew, times = runs.supervisor.fleet.crew, iter(range(100))
+
+    def later() -> AttemptRanks:
+        if 0 < next(times) <= full:  # the table of where ranks run cannot be written
+            raise OSError(28, "No space left")
+        return crew()
+
+    monkeypatch.setattr(runs.supervisor.fleet, "crew", later)
+    runs.dies(saves=7)
+    runs.well()
+    if full == 2:
+        assert runs.supervisor.run() == 0
+    else:
+        match = r"given up \(run.restarts\): Ranks cannot be started: .*No space left"
+        with pytest.raises(RankFailure, match=match):
+            runs.supervisor.run()
+    assert any("from the checkpoint of step 7: 3 of 3" in one for one in runs.said)
+
+
+def test_the_history_goes_on_where_it_was_and_logs_of_long_ago_are_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_attempts(tmp_path, [Attempt(attempt=6, started=1.0)])  # whose launcher was killed
+    runs, log = Runs(monkeypatch, tmp_path), tmp_path / "logs" / "rank-1.log"
+    log.parent.mkdir()
+    log.write_text("it")
+    for step in range(1, 6):
+        runs.dies(saves=step)
+    runs.during = lambda: log.write_text("it")
+    runs.well()
+    assert runs.supervisor.run() == 0
+    found = [(one.attempt, one.outcome) for one in read_attempts(tmp_path)]
+    assert found == [(6, "cut off"), *((number, "failed") for number in range(7, 12)), (12, "finished")]
+    assert {path.name for path in (tmp_path / "logs").glob("attempt-*")} == {f"attempt-{n}" for n in (9, 10, 11)}

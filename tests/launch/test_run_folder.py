@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from plait.api.places import here
-from plait.api.ranks import Ranks
+from plait.api.places import base as here
+from plait.api.ranks import RankSet
 from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
-from plait.launch import warm
+from plait.launch.local import local as warm
+from plait.launch.local.supervisor import Fleet
 from plait.launch.run_folder import STARTS, last_job, starts_in_vain, write_run
-from plait.launch.supervisor import Fleet
 from plait.plan.make import make_plan
 
 TIER = "unit"
@@ -59,14 +59,14 @@ def test_ranks_that_are_started_again_obey_the_plan_that_their_launcher_holds(
 ) -> None:  # fmt: skip
     plan, file = write_run(planned(), tmp_path), tmp_path / "plan.json"
 
-    def kept_going(fleet: Fleet, ranks: Ranks) -> int:
+    def kept_going(fleet: Fleet, ranks: RankSet) -> int:
         harm(file, plan)
         fleet.crew()
         return 0
 
-    monkeypatch.setattr(here, "kept_going", kept_going)
+    monkeypatch.setattr(here, "run_supervised", kept_going)
     monkeypatch.setattr(warm, "warm_starts", lambda *asked: nullcontext(lambda: None))
-    here.Here().run(Ranks(module="m", arguments=(), world=1, logs=tmp_path / "logs", timeout=9.0, plan=plan))
+    here.LocalTarget().run(RankSet(module="m", arguments=(), world=1, logs=tmp_path / "logs", timeout=9.0, plan=plan))
     assert (Plan.read(file) == plan) == (again or plan.seed == Plan.read(file).seed)
     assert ("it is written again" in capsys.readouterr().err) == again
 

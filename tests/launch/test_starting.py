@@ -19,9 +19,16 @@ import pytest
 
 from plait.core.base import programs
 from plait.core.runs.channel import LONGEST
-from plait.launch import local, warm
-from plait.launch.local import LocalProcess, local_start, local_variables, run_ranks
-from plait.launch.warm import Forked, Warm, warm_starts
+from plait.launch.local import local
+from plait.launch.local.local import (
+    Forked,
+    ForkServer,
+    LocalProcess,
+    local_start,
+    local_variables,
+    run_ranks,
+    warm_starts,
+)
 from plait.launch.watch import RunGuard
 
 TIER = "unit"
@@ -81,10 +88,10 @@ def test_a_log_is_read_where_it_is_open_and_its_end_stays(tmp_path: Path) -> Non
     with (tmp_path / "log").open("w+b", buffering=0) as log:
         log.write(b"one \xff")
         one = LocalProcess(Child(1), log)
-        assert one.said() == "one \ufffd"
+        assert one.log_tail() == "one \ufffd"
         (tmp_path / "log").unlink()
         log.write(b" two")
-        assert one.said() == "one \ufffd two"
+        assert one.log_tail() == "one \ufffd two"
 
 
 def test_ranks_are_started_in_sessions_of_their_own_and_know_who_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,10 +180,10 @@ class WarmProcess:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done, self.adopted = list[str](), 0
         self.line: socket.socket | None = None
-        monkeypatch.setattr(warm.subprocess, "Popen", self._popen)
-        monkeypatch.setattr(warm, "adopting", self._adopting)
-        monkeypatch.setattr(warm, "rank_base", lambda: {"HOME": "/h", "A": "b"})
-        monkeypatch.setattr(warm, "FORKING", 5.0)
+        monkeypatch.setattr(local.subprocess, "Popen", self._popen)
+        monkeypatch.setattr(local, "adopting", self._adopting)
+        monkeypatch.setattr(local, "rank_base", lambda: {"HOME": "/h", "A": "b"})
+        monkeypatch.setattr(local, "FORKING", 5.0)
 
     def _popen(self, argv: list[str], **options: Any) -> Any:
         (number,) = options["pass_fds"]
@@ -208,7 +215,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmProcess]:
 
 
 def test_a_warm_process_forks_ranks_that_get_what_is_their_own(process: WarmProcess) -> None:
-    one = Warm("module", ["argument"])
+    one = ForkServer("module", ["argument"])
     reads, writes = os.pipe()
     process.says(b"ready")
     process.says(b"4001")
@@ -229,12 +236,12 @@ def test_a_warm_process_forks_ranks_that_get_what_is_their_own(process: WarmProc
 
 
 def test_a_process_that_cannot_fork_forks_none(process: WarmProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Warm("module", ["argument"])
+    one = ForkServer("module", ["argument"])
     assert one.fork({"A": "x" * LONGEST}, []) is None  # too much to say
-    monkeypatch.setattr(warm, "PATIENCE", 0.01)
+    monkeypatch.setattr(local, "PATIENCE", 0.01)
     assert one.fork({}, []) is None  # it still imports
     process.says(b"ready")
-    monkeypatch.setattr(warm, "FORKING", 0.01)
+    monkeypatch.setattr(local, "FORKING", 0.01)
     assert one.fork({}, [0]) is None and process.adopted == 1
     process.close()
     assert one.fork({}, [0]) is None  # it has ended
@@ -242,20 +249,20 @@ def test_a_process_that_cannot_fork_forks_none(process: WarmProcess, monkeypatch
 
 
 def test_a_signal_ends_the_wait_for_imports(process: WarmProcess) -> None:
-    one, came = Warm("module", ["argument"]), list[int]()
+    one, came = ForkServer("module", ["argument"]), list[int]()
     before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
     woken = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(woken)
     try:
-        real = warm._any_of
+        real = local._any_of
 
         def interrupted(lines: Any, seconds: float) -> set[int]:
-            assert seconds == warm.PATIENCE
+            assert seconds == local.PATIENCE
             signal.raise_signal(signal.SIGTERM)
             return real(lines, seconds)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(warm, "_any_of", interrupted)
+            patch.setattr(local, "_any_of", interrupted)
             assert one.fork({}, []) is None
         assert came == [signal.SIGTERM]
         assert signal.set_wakeup_fd(woken) == woken  # as it was
@@ -274,8 +281,8 @@ def test_where_forking_does_not_pay_ranks_are_started_plainly(
 ) -> None:
     made = list[Any]()
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(warm, "usable_cores", lambda: cores)
-    monkeypatch.setattr(warm, "local_start", lambda *asked: made.append(asked) or "start")
+    monkeypatch.setattr(local, "usable_cores", lambda: cores)
+    monkeypatch.setattr(local, "local_start", lambda *asked: made.append(asked) or "start")
     with warm_starts("module", ["argument"], 2, 4711) as attempt:
         assert attempt() == attempt() == "start"
     assert made[0][0][-2:] == ["module", "argument"] and made[0][1:] == (2, 4711)
@@ -299,9 +306,9 @@ def test_ranks_of_all_attempts_are_forked_from_one_process_as_long_as_it_can(
             made.append("closed")
 
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(warm, "usable_cores", lambda: 1)
-    monkeypatch.setattr(warm, "Warm", Warmed)
-    monkeypatch.setattr(warm, "local_start", lambda *asked: lambda rank, **more: plain.append(rank) or f"plain {rank}")
+    monkeypatch.setattr(local, "usable_cores", lambda: 1)
+    monkeypatch.setattr(local, "ForkServer", Warmed)
+    monkeypatch.setattr(local, "local_start", lambda *asked: lambda rank, **more: plain.append(rank) or f"plain {rank}")
     with (tmp_path / "log").open("wb") as log, warm_starts("module", ["argument"], 2, 4711) as attempt:
         start = attempt()
         assert not made  # nothing before it is needed

@@ -1,7 +1,9 @@
-"""A run that fails, as its launcher sees it: which rank began it, and as what error it ends the run."""
+"""A run that fails, as its launcher sees it: which rank began it, and as what error it ends the
+run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -45,82 +47,79 @@ def test_a_ranks_error_ends_the_run_as_what_it_is(
     assert error.value.exit_status == exit_status
 
 
-def test_a_run_ends_well_with_its_last_rank(story: Story) -> None:
-    assert story.run(lambda: story.trains(0, 0), lambda: story.ends_with(0, None), lambda: story.ends_with(0, 0)) == 0
-    assert story.progress.step == 0
+Tells = Callable[[Story], object]
 
 
-def test_one_that_was_killed_began_it(story: Story) -> None:
-    story.trains(5, 5)
-    story.processes[0].log = "plait-error: rank 1 is gone\n"
-    with pytest.raises(RankFailure, match="rank 1 was killed by SIGKILL; the other ranks were ended") as failed:
-        story.run(lambda: None, lambda: story.ends_with(1, -9))
-    assert (failed.value.ranks, failed.value.cause) == ((1,), "killed")
+def log(rank: int, text: str) -> Tells:
+    return lambda story: setattr(story.processes[rank], "log", text)
 
 
-def test_of_those_that_ended_the_first_began_it(story: Story) -> None:
-    story.trains(5, 5)
-    story.processes[1].log = "Traceback\nMemoryError\n"
-
-    def meanwhile(seconds: float) -> None:
-        story.ends_with(7, 1)
-
-    story.clock.sleep = meanwhile  # type: ignore[method-assign]
-    with pytest.raises(RankFailure, match="rank 1 ended with status 1; the other") as failed:
-        story.run(lambda: None, lambda: story.ends_with(None, 1))
-    assert (failed.value.cause, failed.value.words) == ("ended", "MemoryError")
+def says(rank: int, text: str, kind: str) -> Tells:
+    return lambda story: story.ends[rank].send(Error(text, kind))
 
 
-def test_of_those_that_ended_one_with_a_message_is_told(story: Story) -> None:
-    story.trains(5, 5)
-    story.ends[1].send(Error("no such file.", "JobError"))
-    with pytest.raises(JobError, match=r"^no such file\.$"):
-        story.run(lambda: None, lambda: story.ends_with(7, 2))
-
-
-@pytest.mark.parametrize(("text", "message"), [("plait-error: it is\n", True), ("plait: it is\n", False)])
-def test_a_message_in_a_log_counts_as_one_that_was_sent(story: Story, text: str, message: bool) -> None:
-    story.processes[0].log = f"before\n{text}"
-    story.trains(3, 3)
-    with pytest.raises(PlaitError, match=r"^it is$" if message else "rank 0 ended with status 2") as failed:
-        story.run(lambda: None, lambda: story.ends_with(2, None))
-    assert failed.value.exit_status == (2 if message else 1)
-
-
-def test_one_that_was_killed_is_told_as_that_whatever_it_said(story: Story) -> None:
-    story.trains(3, 3)
-    story.ends[0].send(Error("no such file.", "JobError"))
-    with pytest.raises(RankFailure, match="rank 0 was killed by SIGKILL") as failed:
-        story.run(lambda: None, lambda: story.ends_with(-9, None))
-    assert failed.value.words == "no such file."
-
-
-def test_one_that_is_stopped_made_the_others_fail(story: Story) -> None:
-    story.trains(5, 5)
+def stopped(story: Story) -> None:
     story.processes[0].stopped = True
-    with pytest.raises(RankFailure, match=r"rank 0 has not answered .* waited for it in vain") as failed:
-        story.run(lambda: None, lambda: story.ends_with(None, 1))
-    assert (failed.value.ranks, failed.value.cause) == ((0,), "stopped")
 
 
-def test_one_that_is_stopped_is_no_cause_beside_one_that_was_killed(story: Story) -> None:
+def then(status: int, *before: int | None) -> Tells:
+    """In the moment in which causes are written, the other one ends, too."""
+
+    def arrange(story: Story) -> None:
+        story.clock.sleep = lambda seconds: story.ends_with(*(status if one is None else one for one in before))  # type: ignore[method-assign]
+
+    return arrange
+
+
+GAVE_UP = RankFailure.exit_status
+
+
+@pytest.mark.parametrize(
+    ("tells", "ends", "raised", "message", "blamed"),
+    [
+        # one that was killed began it, whatever it said, or the others
+        ([log(0, "plait-error: rank 1 is gone\n")], (None, -9), RankFailure,
+         "^rank 1 was killed by SIGKILL; the other ranks were ended", ((1,), "killed", "")),
+        ([says(0, "no such file.", "JobError")], (-9, None), RankFailure, "^rank 0 was killed by SIGKILL",
+         ((0,), "killed", "no such file.")),
+        # of those that ended the first, unless one has a message
+        ([log(1, "Traceback\nMemoryError\n"), then(7, None, 1)], (None, 1), RankFailure,
+         "^rank 1 ended with status 1; the other", ((1,), "ended", "MemoryError")),
+        ([says(1, "no such file.", "JobError")], (7, 2), JobError, r"^no such file\.$", None),
+        # a message in a log counts as one that was sent
+        ([log(0, "before\nplait-error: it is\n")], (2, None), PlaitError, "^it is$", None),
+        ([log(0, "before\nplait: it is\n")], (2, None), RankFailure, "^rank 0 ended with status 2",
+         ((0,), "ended", "plait: it is")),
+        # one that is stopped made the others fail, unless one was killed
+        ([stopped], (None, 1), RankFailure, r"^rank 0 has not answered .* waited for it in vain",
+         ((0,), "stopped", "")),
+        ([stopped], (None, -9), RankFailure, "^rank 1 was killed", ((1,), "killed", "")),
+        # one that gave up does not know whose fault it is
+        ([says(0, "Rank 1 did not answer.", "RankFailure")], (GAVE_UP, None), RankFailure,
+         r"^Rank 1 did not answer\.$", ((), "gave up", "")),
+    ],
+)  # fmt: skip
+def test_who_began_it(
+    story: Story, tells: Sequence[Tells], ends: tuple[int | None, int | None], raised: type[PlaitError], message: str,
+    blamed: tuple[tuple[int, ...], str, str] | None,
+) -> None:  # fmt: skip
+    """blamed: ranks, cause and their last words, of a failure of ranks."""
     story.trains(5, 5)
-    story.processes[0].stopped = True
-    with pytest.raises(RankFailure, match="rank 1 was killed"):
-        story.run(lambda: None, lambda: story.ends_with(None, -9))
-
-
-def test_one_that_gave_up_does_not_know_whose_fault_it_is(story: Story) -> None:
-    story.ends[0].send(Error("Rank 1 did not answer.", "RankFailure"))
-    with pytest.raises(RankFailure, match=r"^Rank 1 did not answer\.$") as failed:
-        story.run(lambda: None, lambda: story.ends_with(RankFailure.exit_status, None))
-    assert (failed.value.ranks, failed.value.cause) == ((), "gave up")
+    for tell in tells:
+        tell(story)
+    with pytest.raises(PlaitError, match=message) as failed:
+        story.run(None, story.ended(*ends))
+    assert type(failed.value) is raised
+    if isinstance(failed.value, RankFailure):
+        assert (failed.value.ranks, failed.value.cause, failed.value.words) == blamed
+    else:
+        assert failed.value.exit_status == 2
 
 
 def test_when_one_was_killed_is_known_to_a_look(story: Story) -> None:
     story.trains(5, 5)
     with pytest.raises(RankFailure, match="SIGKILL"):
-        story.run(lambda: None, lambda: story.after(0.5), lambda: story.ends_with(-9, None))
+        story.run(None, lambda: story.after(0.5), story.ended(-9, None))
     assert story.progress.unnoticed(story.clock.now) == pytest.approx(0.5 + module.LOOK)
 
 
@@ -134,7 +133,7 @@ def test_when_the_first_of_those_that_were_killed_was_gone_counts(story: Story) 
 
     story.clock.sleep = meanwhile  # type: ignore[method-assign]
     with pytest.raises(RankFailure, match="rank 0 was killed"):
-        story.run(lambda: None, lambda: story.after(0.5), lambda: story.ends_with(-9, None))
+        story.run(None, lambda: story.after(0.5), story.ended(-9, None))
     assert story.progress.unnoticed(story.clock.now) == pytest.approx(0.5 + module.LOOK)
 
 
@@ -148,5 +147,5 @@ def test_a_lock_is_checked_at_every_look(story: Story) -> None:
 
     story.watch.lock = cast("RunLock", SimpleNamespace(check=check))
     with pytest.raises(RunLost):
-        story.run(*[lambda: None] * 9)
+        story.run(*[None] * 9)
     assert len(checks) == 3

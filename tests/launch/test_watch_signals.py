@@ -26,13 +26,13 @@ def test_a_signal_asks_every_rank_to_save_and_end(
     status = 128 + number
     story.trains(5, 5)
     noted = list[str]()
-    story.progress.when_asked = noted.append
+    story.progress.on_stop_request = noted.append
     found = story.run(
-        lambda: None,
-        lambda: story.signals.append(number),
+        None,
+        story.sent(number),
         lambda: asked.extend(story.asked()),
-        lambda: story.ends_with(status, None),  # which is no failure
-        lambda: story.ends_with(status, 0),
+        story.ended(status, None),  # which is no failure
+        story.ended(status, 0),
     )
     assert (found, asked, story.progress.stopping) == (status, [[number], [number]], True)
     assert noted == [signal.Signals(number).name]
@@ -43,10 +43,10 @@ def test_a_signal_asks_every_rank_to_save_and_end(
 def test_the_second_ctrl_c_ends_all_at_once(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
     story.trains(5, 5)
     found = story.run(
-        lambda: None,
-        lambda: story.signals.extend([signal.SIGTERM, signal.SIGTERM, signal.SIGHUP]),  # asked, and that is enough
+        None,
+        story.sent(signal.SIGTERM, signal.SIGTERM, signal.SIGHUP),  # asked, and that is enough
         lambda: story.processes[0].killed or story.signals.append(signal.SIGINT),
-        lambda: None,
+        None,
     )
     assert found == 128 + signal.SIGTERM
     assert [process.killed for process in story.processes] == [True, True]
@@ -59,9 +59,9 @@ def test_a_rank_that_got_a_signal_has_all_asked(story: Story, capsys: pytest.Cap
     asked = list[list[int]]()
     assert story.run(
         lambda: story.ends[1].send(Stop(signal.SIGTERM)),
-        lambda: None,
+        None,
         lambda: asked.extend(story.asked()),
-        lambda: story.ends_with(143, 143),
+        story.ended(143, 143),
     ) == 143  # fmt: skip
     assert asked == [[signal.SIGTERM]] * 2
     assert "rank 1 got SIGTERM: stopping after this step" in capsys.readouterr().err
@@ -72,44 +72,55 @@ def test_what_fails_once_ranks_are_to_end_before_they_train_is_no_news(
 ) -> None:
     story.trains(0, -1)
     assert story.run(
-        lambda: None, lambda: story.signals.append(signal.SIGINT), lambda: story.ends_with(1, None),
-        lambda: story.ends_with(1, 1),
+        None, story.sent(signal.SIGINT), story.ended(1, None),
+        story.ended(1, 1),
     ) == 130  # fmt: skip
     assert "ending; nothing is to be saved yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("steps", "killed"), [((0, -1), True), ((0, 0), False)])
 def test_ranks_that_have_nothing_to_save_end_soon(story: Story, steps: tuple[int, int], killed: bool) -> None:
-    """Such as do not listen, or hang in an import; a step and its checkpoint may take as long as they do."""
+    """Such as do not listen, or hang in an import; a step and its checkpoint may take as long as
+    they do."""
     story.trains(*steps)
     late = [lambda: story.after(1.0)] * (int(module.GRACE) + 2)
-    ends = [] if killed else [lambda: story.ends_with(143, 143)]
-    assert story.run(lambda: None, lambda: story.signals.append(signal.SIGTERM), *late, *ends) == 143
+    ends = [] if killed else [story.ended(143, 143)]
+    assert story.run(None, story.sent(signal.SIGTERM), *late, *ends) == 143
     assert [process.killed for process in story.processes] == [killed, killed]
 
 
 def test_what_fails_while_ranks_save_is_news(story: Story) -> None:
     story.trains(5, 5)
     with pytest.raises(RankFailure, match="rank 0 ended with status 1"):
-        story.run(lambda: None, lambda: story.signals.append(signal.SIGINT), lambda: story.ends_with(1, None))
+        story.run(None, story.sent(signal.SIGINT), story.ended(1, None))
 
 
-@pytest.mark.parametrize(("sources", "kills"), [([0, 1], False), ([0, 0], True), ([0, 1, 1], True)])
+HERE = -1
+
+
+@pytest.mark.parametrize(
+    ("sources", "kills"),
+    [([0, 1], False), ([0, 0], True), ([0, 1, 1], True), ([HERE, 0, 1], False), ([HERE, 0, 1, 1], True)],
+)
 def test_one_ctrl_c_may_reach_every_node(story: Story, sources: list[int], kills: bool) -> None:
     story.trains(5, 5)
-    comes = [lambda at=at: story.sources[at].theirs.send(bytes([signal.SIGINT])) for at in sources]
-    story.run(lambda: None, *comes, lambda: None, lambda: story.ends_with(130, 130))
+
+    def come(at: int) -> None:
+        story.signals.append(signal.SIGINT) if at == HERE else story.sources[at].theirs.send(bytes([signal.SIGINT]))
+
+    comes = [lambda at=at: come(at) for at in sources]
+    story.run(None, *comes, None, story.ended(130, 130))
     assert story.processes[0].killed == kills
 
 
 def test_a_source_that_is_gone_is_listened_to_no_more(story: Story) -> None:
-    assert story.run(story.sources[1].theirs.close, lambda: None, lambda: story.ends_with(0, 0)) == 0
+    assert story.run(story.sources[1].theirs.close, None, story.ended(0, 0)) == 0
 
 
 def test_ranks_that_run_already_are_watched_to_their_end(story: Story, tmp_path: Path) -> None:
     given: dict[str, Any] = {"timeout": 60, "sources": [story], "guard": RunGuard(progress=story.progress)}
-    story.steps.extend([lambda: story.signals.append(0), lambda: signal.raise_signal(signal.SIGTERM),
-                        lambda: None, lambda: story.ends_with(143, 143), lambda: None])  # fmt: skip
+    story.steps.extend([story.sent(0), lambda: signal.raise_signal(signal.SIGTERM),
+                        None, story.ended(143, 143), None])  # fmt: skip
     assert module.watched(story.ranks, tmp_path, **given) == 143
     assert story.progress.stopping
 

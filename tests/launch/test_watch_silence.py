@@ -1,4 +1,5 @@
-"""Ranks that do not answer their launcher: when it speaks, whom it names, who looks for the cause."""
+"""Ranks that do not answer their launcher: when it speaks, whom it names, who looks for the
+cause."""
 
 from __future__ import annotations
 
@@ -12,25 +13,19 @@ from plait.core.base.errors import RankFailure
 from plait.core.runs.channel import Beat, StoreCall
 from plait.core.runs.evidence import Verdict
 from plait.launch import watch as module
-from plait.launch.gather import Seen
-from plait.launch.hang import Nearby, Suspicion
+from plait.launch.hang import HangDetection, LocalRank, RankStatus
 from tests.launch.story import Story
 
 TIER = "unit"
 
 
-def test_time_in_which_the_launcher_was_held_up_is_nobodys_silence(story: Story) -> None:
+@pytest.mark.parametrize(("late", "held_up"), [(1000.0, 1000.0), (module.NAP, 0.0)])
+def test_time_in_which_the_launcher_was_held_up_is_nobodys_silence(story: Story, late: float, held_up: float) -> None:
+    """And a look that is a little late is a look."""
     story.trains(0, 0)
-    stopped = [lambda: setattr(story.clock, "held_up", 1000.0), lambda: None]
-    assert story.run(lambda: None, *stopped, *story.nap(20), lambda: story.ends_with(0, 0)) == 0
-    assert [source.held_up for source in story.sources] == [1000.0, 1000.0]
-
-
-def test_a_look_that_is_a_little_late_is_a_look(story: Story) -> None:
-    story.trains(0, 0)
-    late = [lambda: setattr(story.clock, "held_up", module.NAP), lambda: None]
-    assert story.run(lambda: None, *late, lambda: story.ends_with(0, 0)) == 0
-    assert [source.held_up for source in story.sources] == [0.0, 0.0]
+    stopped = [lambda: setattr(story.clock, "held_up", late), None]
+    assert story.run(None, *stopped, *story.nap(20), story.ended(0, 0)) == 0
+    assert [source.held_up for source in story.sources] == [held_up, held_up]
 
 
 def test_a_rank_that_is_silent_is_spoken_of_and_then_ends_the_run(
@@ -47,7 +42,7 @@ def test_a_rank_that_is_silent_is_spoken_of_and_then_ends_the_run(
 
 def test_silence_is_spoken_of_at_half_of_the_timeout(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
     story.trains(3, 2)
-    story.run(lambda: None, *story.nap(30), lambda: story.ends_with(0, 0))
+    story.run(None, *story.nap(30), story.ended(0, 0))
     assert "has not answered" not in capsys.readouterr().err
 
 
@@ -55,30 +50,31 @@ def test_silence_of_more_than_half_of_the_timeout_is_spoken_of_again_after_a_wor
     story: Story, capsys: pytest.CaptureFixture[str]
 ) -> None:
     story.trains(3, 2)
-    word = [lambda: story.trains(3, 2), lambda: None]
-    story.run(lambda: None, *story.nap(33), *word, *story.nap(33), lambda: story.ends_with(0, 0))
+    word = [lambda: story.trains(3, 2), None]
+    story.run(None, *story.nap(33), *word, *story.nap(33), story.ended(0, 0))
     assert capsys.readouterr().err.count("rank 1 has not answered") == 2
 
 
-def test_of_silent_ranks_the_one_behind_is_named(story: Story) -> None:
+@pytest.mark.parametrize(
+    ("stopped", "says", "cause"),
+    [(False, r"rank 1 has not answered", "silent"),
+     (True, r"rank 0 has not answered .*\(step 3; its process is stopped", "stopped")],
+)  # fmt: skip
+def test_of_silent_ranks_the_one_behind_is_named_or_one_that_is_stopped(
+    story: Story, stopped: bool, says: str, cause: str
+) -> None:
     story.trains(3, 2)
-    with pytest.raises(RankFailure, match="rank 1 has not answered"):
+    story.processes[0].stopped = stopped
+    with pytest.raises(RankFailure, match=says) as failed:
         story.run(*story.nap(64))
-
-
-def test_of_silent_ranks_one_that_is_stopped_is_named(story: Story) -> None:
-    story.trains(3, 2)
-    story.processes[0].stopped = True
-    with pytest.raises(RankFailure, match=r"rank 0 has not answered .*\(step 3; its process is stopped") as failed:
-        story.run(*story.nap(64))
-    assert failed.value.cause == "stopped"
+    assert failed.value.cause == cause
 
 
 def test_one_that_may_rightly_take_long_is_not_hurried(story: Story) -> None:
     """Unless it is stopped, or others wait for it; nor are all, once they train."""
     for end in story.ends:
         end.send(Beat("saving after step 3", 3, patient=True))
-    assert story.run(*story.nap(200), lambda: story.ends_with(0, 0)) == 0
+    assert story.run(*story.nap(200), story.ended(0, 0)) == 0
 
 
 def test_a_start_in_which_nobody_does_anything_ends(story: Story) -> None:
@@ -96,7 +92,7 @@ def test_a_start_goes_on_as_long_as_one_works(story: Story, works: str) -> None:
     story.ends[0].send(StoreCall(1, "wait", ("key",)))
     beat = Beat("preparing the corpus", patient=True) if works == "patient" else Beat("step 1", 0)
     talks = [lambda: (story.after(1.0), story.ends[1].send(beat))] * 200
-    assert story.run(*talks, lambda: story.ends_with(0, 0)) == 0
+    assert story.run(*talks, story.ended(0, 0)) == 0
 
 
 def test_what_a_thread_of_torchs_asks_of_the_store_is_no_sign_of_life(story: Story) -> None:
@@ -118,25 +114,26 @@ def test_one_that_has_ended_is_not_silent(story: Story) -> None:
     story.trains(0, 0)
     story.ends_with(0, None)
     talks = [lambda: (story.after(1.0), story.ends[1].send(Beat("step 1", 1)))] * 100
-    assert story.run(*talks, lambda: story.ends_with(0, 0)) == 0
+    assert story.run(*talks, story.ended(0, 0)) == 0
 
 
 class Suspects:
-    """A suspicion. given: what each look was told; says: its verdict; explains: of a run that fails."""
+    """A suspicion. given: what each look was told; says: its verdict; explains: of a run that
+    fails."""
 
     deadline = 20.0
 
     def __init__(self) -> None:
-        self.given, self.cleared = list[tuple[dict[int, Seen], dict[int, Nearby], bool]](), 0
+        self.given, self.cleared = list[tuple[dict[int, RankStatus], dict[int, LocalRank], bool]](), 0
         self.says: Verdict | None = None
         self.explains = Verdict(cause="none", why="It goes on.")
-        self.explained = list[dict[int, Nearby]]()
+        self.explained = list[dict[int, LocalRank]]()
 
     def look(self, seen: Any, processes: Any, *, silent: bool) -> Verdict | None:
         self.given.append((seen(), processes(), silent))
         return self.says
 
-    def explain(self, seen: dict[int, Seen], processes: dict[int, Nearby]) -> Verdict:
+    def explain(self, seen: dict[int, RankStatus], processes: dict[int, LocalRank]) -> Verdict:
         self.explained.append(processes)
         return self.explains
 
@@ -147,7 +144,7 @@ class Suspects:
 @pytest.fixture
 def suspects(story: Story) -> Suspects:
     made = Suspects()
-    story.watch.suspicion = cast("Suspicion", made)
+    story.watch.suspicion = cast("HangDetection", made)
     return made
 
 
@@ -163,7 +160,7 @@ UNKNOWN = Verdict(cause="unknown", why="Nobody knows.", ranks=(0,))
 def test_a_verdict_ends_the_run_and_names_the_log(story: Story, suspects: Suspects, tmp_path: Path) -> None:
     suspects.says = HOST
     with pytest.raises(RankFailure) as failed:
-        story.run(lambda: None)
+        story.run(None)
     log = tmp_path / "rank-1.log"
     assert str(failed.value) == f"Rank 1 holds the lock. All ranks were ended. Its log: {log}"
     assert (failed.value.ranks, failed.value.cause) == ((1,), "host code")
@@ -175,7 +172,7 @@ def test_a_verdict_ends_the_run_and_names_the_log(story: Story, suspects: Suspec
 def test_a_rank_is_silent_after_the_deadline(story: Story, suspects: Suspects) -> None:
     story.trains(3, 3)
     talks = [lambda: (story.after(1.0), story.ends[0].send(Beat("step 3", 3)))] * 21
-    story.run(lambda: None, *talks, lambda: story.ends_with(None, 0), lambda: None, lambda: story.ends_with(0, 0))
+    story.run(None, *talks, story.ended(None, 0), None, story.ended(0, 0))
     assert [one for _, _, one in suspects.given] == [False] * 21 + [True, False, False, False]
     assert suspects.cleared == 1
 
@@ -184,8 +181,8 @@ def test_one_that_may_take_long_is_silent_only_if_it_is_stopped(story: Story, su
     for end in story.ends:
         end.send(Beat("compiling", patient=True))
     story.run(
-        lambda: None, *story.nap(25), lambda: setattr(story.processes[1], "stopped", True),
-        lambda: story.ends_with(0, 0),
+        None, *story.nap(25), lambda: setattr(story.processes[1], "stopped", True),
+        story.ended(0, 0),
     )  # fmt: skip
     assert [one for _, _, one in suspects.given] == [False] * 26 + [True, False]
 
@@ -195,9 +192,9 @@ def test_what_is_known_of_ranks_is_told_to_who_looks(story: Story, suspects: Sus
     story.processes[0].pid = 11  # type: ignore[assignment]
     story.processes[0].log = "one\nlast words\n"
     story.processes[1].stopped = True
-    story.run(lambda: None, lambda: None, lambda: story.ends_with(0, 0))
+    story.run(None, None, story.ended(0, 0))
     seen, nearby, _ = suspects.given[1]
-    assert seen[0] == Seen(state="runs", pid=11, doing="step 4", step=4, first=True, writing=8)
+    assert seen[0] == RankStatus(state="runs", pid=11, doing="step 4", step=4, first=True, writing=8)
     assert seen[1].state == "stopped"
     assert list(nearby) == [0] and nearby[0].pid == 11 and nearby[0].log() == "one\nlast words\n"
 
@@ -205,18 +202,18 @@ def test_what_is_known_of_ranks_is_told_to_who_looks(story: Story, suspects: Sus
 def test_how_ranks_ended_is_told_to_who_explains(story: Story, suspects: Suspects) -> None:
     story.processes[0].log = "one\nlast words\n"
     story.trains(3, 3)
-    given = list[dict[int, Seen]]()
+    given = list[dict[int, RankStatus]]()
 
-    def explain(seen: dict[int, Seen], processes: dict[int, Nearby]) -> Verdict:
+    def explain(seen: dict[int, RankStatus], processes: dict[int, LocalRank]) -> Verdict:
         given.append(seen)
         return suspects.explains
 
     suspects.explain = explain  # type: ignore[method-assign]
     with pytest.raises(RankFailure):
-        story.run(lambda: None, lambda: story.ends_with(7, 0))
-    assert (given[0][0].state, given[0][0].status, given[0][0].said) == ("ended", 7, "last words")
+        story.run(None, story.ended(7, 0))
+    assert (given[0][0].state, given[0][0].status, given[0][0].error) == ("ended", 7, "last words")
     assert given[0][0].ended_at == 1000.0
-    assert (given[0][1].status, given[0][1].said) == (0, "")
+    assert (given[0][1].status, given[0][1].error) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +228,7 @@ def test_one_that_failed_may_be_a_victim(story: Story, suspects: Suspects, verdi
     story.trains(3, 3)
     suspects.explains = verdict
     with pytest.raises(RankFailure, match=says):
-        story.run(lambda: None, lambda: story.ends_with(7, None))
+        story.run(None, story.ended(7, None))
     assert suspects.explained == [{}]  # processes end, and are not asked
 
 
@@ -239,7 +236,7 @@ def test_once_ranks_are_to_stop_nobody_asks_who_is_at_fault(story: Story, suspec
     story.trains(3, 3)
     suspects.explains = HOST
     with pytest.raises(RankFailure, match="rank 0 ended with status 7"):
-        story.run(lambda: None, lambda: story.signals.append(signal.SIGTERM), lambda: story.ends_with(7, None))
+        story.run(None, story.sent(signal.SIGTERM), story.ended(7, None))
     assert not suspects.explained
 
 
@@ -247,8 +244,8 @@ def test_a_hang_is_looked_for_while_ranks_save_but_not_once_they_were_killed(sto
     story.trains(3, 3)
     looks = list[int]()
     story.run(
-        lambda: None, lambda: story.signals.append(signal.SIGTERM), lambda: looks.append(len(suspects.given)),
-        lambda: looks.append(len(suspects.given)), lambda: story.signals.append(signal.SIGINT), lambda: None,
+        None, story.sent(signal.SIGTERM), lambda: looks.append(len(suspects.given)),
+        lambda: looks.append(len(suspects.given)), story.sent(signal.SIGINT), None,
     )  # fmt: skip
     assert looks[1] > looks[0]
     assert len(suspects.given) == looks[1] + 1

@@ -1,4 +1,8 @@
-"""``python -m tests.mutants N SEED [--folders core,plan] [--tests tests/core] [--near] [--json FILE]``."""
+"""Plant drawn faults, or those of planted.toml, and look whether a test fails.
+
+python -m tests.mutants N SEED [--folders core,plan] [--tests tests/core] [--near] [--json FILE]
+python -m tests.mutants planted
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,20 @@ import tempfile
 from pathlib import Path
 
 from tests.mutants.draw import FOLDERS, draw
+from tests.mutants.planted import planted
 from tests.mutants.run import Outcome, Scope, tried
 
 ROOT = Path(__file__).parents[2]
 
 
 def main() -> int:
-    """Draw, run, report. The status is 0 whatever survives: a person judges whether one is equivalent."""
+    """Draw, run, report. The status is 0 whatever survives: a person judges whether one is
+    equivalent."""
     parser = argparse.ArgumentParser(
         prog="make mutants", description="Plant drawn faults and look whether a test fails."
     )
-    parser.add_argument("count", type=int, help="faults to draw")
-    parser.add_argument("seed", type=int, help="equal seeds draw equal faults from equal sources")
+    parser.add_argument("count", help='faults to draw; "planted": those of planted.toml')
+    parser.add_argument("seed", type=int, nargs="?", default=1, help="equal seeds draw equal faults from equal sources")
     parser.add_argument("--folders", default=",".join(FOLDERS), help="folders of plait/ to draw from")
     parser.add_argument("--near", action="store_true", help="unit tests only: quick, and an upper bound of survivors")
     parser.add_argument("--tests", default="tests plait", help="where unit tests are taken from")
@@ -28,7 +34,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write every outcome")
     asked = parser.parse_args()
     scope = Scope(asked.tests.split(), asked.near, asked.workers)
-    mutants = draw(ROOT, asked.count, asked.seed, asked.folders.split(","))
+    if asked.count == "planted":
+        mutants = planted(ROOT)
+    else:
+        mutants = draw(ROOT, int(asked.count), asked.seed, asked.folders.split(","))
     outcomes = list[Outcome]()
     with tempfile.TemporaryDirectory(prefix="plait-mutants-") as folder:
         for outcome in tried(ROOT, Path(folder), mutants, scope):

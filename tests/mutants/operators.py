@@ -1,8 +1,8 @@
-"""Faults that a programmer makes, as edits of a syntax tree: each operator maps a node to what may stand
-in its place.
+"""Faults that a programmer makes, as edits of a syntax tree: each operator maps a node to what may
+stand in its place.
 
-Left out, since no test could or should tell: docstrings, f-strings, annotations, asserts, what stands in a
-``raise`` (texts of errors), ``__all__``, and imports.
+Left out, since no test could or should tell: docstrings, f-strings, annotations, asserts, what
+stands in a ``raise`` (texts of errors), ``__all__``, and imports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 @dataclass(frozen=True)
 class Fault:
-    """One edit. kind: the operator's name; node: what is replaced; text: what stands there instead."""
+    """One edit. kind: the operator's name; node: what is replaced; text: what stands there
+    instead."""
 
     kind: str
     node: ast.expr | ast.stmt

@@ -1,7 +1,7 @@
 """Which tests execute which lines of some files: a plugin of pytest around coverage.py's contexts.
 
-``-p tests.mutants.reach`` with the variable PLAIT_REACH: a JSON file with ``files`` (paths) and ``out``
-(where every worker writes a file of its own).
+``-p tests.mutants.reach`` with the variable PLAIT_REACH: a JSON file with ``files`` (paths) and
+``out`` (where every worker writes a file of its own).
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class _Recorder:
 
 
 def _forget_what_is_cached() -> None:
-    """Else a function that keeps its results is reached by the first test alone that asks for them."""
+    """Else a function that keeps its results is reached by the first test alone that asks for
+    them."""
     kept = type(functools.cache(int))
     for name in [name for name in sys.modules if name.startswith("plait.")]:
         for value in vars(sys.modules[name]).values():

@@ -1,4 +1,5 @@
-"""Planting each fault and running the tests that may see it: those that reach its line, then the far ones."""
+"""Planting each fault and running the tests that may see it: those that reach its line, then the
+far ones."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ FAR = {
     "place": ("tests/place", "tests/cli", "tests/launch", "tests/slurm"),
     "diagnose": ("tests/diagnose", "tests/cli", "tests/launch", "tests/view"),
     "train": ("tests/train", "tests/dist", "tests/streams", "tests/cli", "tests/launch"),
+    "formats": ("tests/formats", "tests/plan", "tests/cli"),
     "launch": ("tests/launch", "tests/cli", "tests/slurm", "tests/kubernetes", "tests/lab"),
 }
 """Tests in processes of their own, whose lines are not recorded, by folder of the package."""
@@ -27,8 +29,8 @@ FAR = {
 
 @dataclass(frozen=True)
 class Scope:
-    """Which tests are run. tests: where unit tests are taken from; near: no others; workers: processes of the
-    run without a fault."""
+    """Which tests are run. tests: where unit tests are taken from; near: no others; workers:
+    processes of the run without a fault."""
 
     tests: Sequence[str] = ("tests", "plait")
     near: bool = False
@@ -37,8 +39,8 @@ class Scope:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant. reached: how many unit tests execute its line; by: the test that failed, or
-    why else it counts as killed; empty for a survivor."""
+    """What became of a mutant. reached: how many unit tests execute its line; by: the test that
+    failed, or why else it counts as killed; empty for a survivor."""
 
     mutant: Mutant
     shown: str
@@ -98,8 +100,8 @@ def _reach(tree: Tree, folder: Path, files: Sequence[Path], scope: Scope) -> Rea
 
 
 def _killer(tree: Tree, tests: Sequence[str], marked: str, seconds: float) -> str:
-    """The first test that fails, or what else ended the run; empty where all pass. seconds: what they take
-    without a fault, about."""
+    """The first test that fails, or what else ended the run; empty where all pass. seconds: what
+    they take without a fault, about."""
     if not tests:
         return ""
     options = ("-x", "-p", "no:randomly", "--force-short-summary", "-m", marked)

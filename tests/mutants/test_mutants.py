@@ -1,4 +1,5 @@
-"""Faults that are drawn: legal, of each kind, the same from one seed; and tests that reach a line."""
+"""Faults that are drawn: legal, of each kind, the same from one seed; and tests that reach a
+line."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.mutants.draw import draw, mutants_of
 from tests.mutants.operators import faults
+from tests.mutants.planted import planted as planted_by_name
 from tests.mutants.reach import Reach
 
 SOURCE = '''"""A module of é."""
@@ -98,3 +100,22 @@ def test_tests_that_reach_a_line_are_the_quickest_first_and_only_those_that_pass
     assert found.of(Path("/m.py"), range(2, 5)) == ["quick", "other", "slow"]
     assert found.of(Path("/m.py"), None) == ["quick", "other", "slow"]
     assert found.of(Path("/m.py"), range(9, 10)) == found.of(Path("/n.py"), None) == []
+
+
+def test_planted_faults_are_found_by_name_and_are_legal() -> None:
+    root = Path(__file__).parents[2]
+    mutants = planted_by_name(root)
+    assert len(mutants) == 60
+    for one in mutants:
+        assert one.inside
+        ast.parse(one.planted(one.file.read_text()))
+
+
+def test_a_planted_fault_whose_line_is_gone_is_named(file: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "planted.toml"
+    rows.write_text('[[fault]]\nfunction = "kept"\nwas = "total += 1"\nis = "total += 2"\n')
+    (one,) = planted_by_name(file.parents[2], rows)
+    assert "        total += 2\n" in one.planted(SOURCE)
+    rows.write_text('[[fault]]\nfunction = "kept"\nwas = "total += 9"\nis = "total += 2"\n')
+    with pytest.raises(ValueError, match="kept: its line is there 0 times"):
+        planted_by_name(file.parents[2], rows)

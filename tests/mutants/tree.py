@@ -15,7 +15,8 @@ from pathlib import Path
 NO_TESTS = 5
 """Exit status of pytest where nothing was selected."""
 MEMORY = 6 << 30
-"""Bytes that a process of tests may allocate: a loop without an end fails before the machine does."""
+"""Bytes that a process of tests may allocate: a loop without an end fails before the machine
+does."""
 
 
 class Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from plait.place.problem import Problem
+from plait.place.solve.problem import Problem
 
 
 @st.composite

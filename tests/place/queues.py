@@ -6,7 +6,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from plait.core.base.errors import PlacementError
-from plait.place.reservation import ClusterShape, Planned, check_planned
+from plait.place.queue.reservation import ClusterShape, Planned, check_planned
 
 NODES, SIZE = 6, 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.baselines.bipartition import topology_aware
 from benchmarks.baselines.fits import best_fit, gpu_packing, random_fit
 from plait.core.job.communication import Volume
-from plait.place.problem import Problem, spread_of
+from plait.place.solve.problem import Problem, spread_of
 
 
 def test_best_fit_fills_the_minipod_with_least_left() -> None:
@@ -29,7 +29,8 @@ def test_random_fit_is_balanced_and_repeats() -> None:
 
 
 def test_bipartition_cuts_where_little_is_sent() -> None:
-    """Two minipods that hold half of a 4 x 4 matrix each: whichever axis sends more is kept whole."""
+    """Two minipods that hold half of a 4 x 4 matrix each: whichever axis sends more is kept
+    whole."""
     heavy = Volume(dp=100.0, pp=1.0), Volume(dp=1.0, pp=100.0)
     spreads = [
         spread_of(problem, topology_aware(problem).cells)

@@ -1,4 +1,5 @@
-"""What every way of placing owes: every cell once, no minipod over its room, never below the bound."""
+"""What every way of placing owes: every cell once, no minipod over its room, never below the
+bound."""
 
 from __future__ import annotations
 
@@ -13,12 +14,10 @@ from benchmarks.baselines.brute import brute_force
 from benchmarks.baselines.fits import best_fit, gpu_packing, random_fit
 from plait.core.base.errors import PlacementError
 from plait.place import placing
-from plait.place.answer import Assignment
-from plait.place.cpsat import cpsat
-from plait.place.exact import exact
 from plait.place.placing import METHODS, place, placed_by
-from plait.place.problem import Pool, Problem, Spares
-from plait.place.program import mip
+from plait.place.solve.exact import exact
+from plait.place.solve.problem import Assignment, Pool, Problem, Spares
+from plait.place.solve.program import cpsat, mip
 from tests.place.cases import problems
 
 FAST = {

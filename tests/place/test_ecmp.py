@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.topology.switches import Hardware
 from plait.place import ecmp
 from plait.place.ecmp import RailFabric, conflict_factor, largest_load
-from plait.place.generate import MinipodSizes, generate
-
-
-def tried(flows: int, uplinks: int, times: int = 4000) -> tuple[float, float]:
-    """Mean of the fullest uplink, and its standard error."""
-    chance = random.Random(flows * 1000 + uplinks)
-    found = [max(Counter(chance.randrange(uplinks) for _ in range(flows)).values()) for _ in range(times)]
-    mean = sum(found) / times
-    return mean, math.sqrt(sum((one - mean) ** 2 for one in found) / times / times)
-
-
-@pytest.mark.parametrize(
-    "flows, uplinks", [(2, 2), (8, 8), (16, 8), (8, 32), (32, 32), (64, 32), (100, 4), (400, 64), (2000, 16)]
-)
-def test_the_fullest_uplink_is_as_full_as_chance_makes_it(flows: int, uplinks: int) -> None:
-    mean, error = tried(flows, uplinks, 1000 if flows > 100 else 4000)
-    assert largest_load(flows, uplinks) == pytest.approx(mean, abs=4 * error + 0.01)
+from plait.place.topologies import MinipodSizes, generate
 
 
 @pytest.mark.parametrize("flows, uplinks", [(1, 5), (3, 2), (4, 3), (5, 3), (6, 2), (4, 4)])
@@ -39,6 +22,7 @@ def test_small_cases_by_trying_all_hashes(flows: int, uplinks: int) -> None:
     assert largest_load(flows, uplinks) == pytest.approx(sum(loads) / len(loads), abs=1e-9)
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 60), st.integers(1, 12))
 def test_bounds(flows: int, uplinks: int) -> None:
     load = largest_load(flows, uplinks)
@@ -81,7 +65,8 @@ def test_megascales_remedies_help() -> None:
     ],
 )  # fmt: skip
 def test_what_a_leaf_sends_upwards(hardware: Hardware, rails: int, active: int) -> None:
-    """Four nodes; each has on a rail its NICs by the number of rails, and one where nothing is told."""
+    """Four nodes; each has on a rail its NICs by the number of rails, and one where nothing is
+    told."""
     tree = generate(MinipodSizes(minipods=2, nodes=16, leaf_nodes=4), hardware=hardware)
     assert RailFabric.of(tree, "n01") == RailFabric(uplinks=active, rails=rails, active=active)
     assert RailFabric.of(tree, "n01", speedup=2.0).uplinks == max(round(active / 2), 1)

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import PlacementError
-from plait.place.hosts import arranged, hosts_of
-from plait.place.placing import place
-from plait.place.problem import Pool, Problem, Spares
+from plait.place.placing import arranged, hosts_of, place
+from plait.place.solve.problem import Pool, Problem, Spares
 
 
 def pool(*sizes: int, name: str = "m") -> Pool:
@@ -95,7 +94,8 @@ def test_what_is_free_is_taken_before_what_others_hold() -> None:
 
 
 def test_nodes_stand_row_by_row_in_leaves_and_cell_by_cell_in_ranks() -> None:
-    """Two columns, of four cells and of two: a row of the short one is as long as two of the other."""
+    """Two columns, of four cells and of two: a row of the short one is as long as two of the
+    other."""
     found = hosts_of(Problem(heights=(4, 2), pools=(pool(6),)), (0,) * 6)
     assert found.nodes == ("ml0n0", "ml0n2", "ml0n3", "ml0n5", "ml0n1", "ml0n4")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from plait.api.topology_picture import STATE_COLOURS, colours_of, draw
+from plait.api.pictures import colours_of, draw_topology
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.text import table
 from plait.core.topology.switches import NodeState, Topology
-from plait.core.topology.wiring import Wiring, build
-from plait.place.generate import MinipodSizes, generate
+from plait.core.topology.wiring import SwitchEntry, build
 from plait.place.outline import HEADER, MOST_ROWS, down_nodes, outline, spreads
+from plait.place.topologies import MinipodSizes, generate
 
 
 def shown(topology: Topology, level: str | None = None) -> list[str]:
@@ -69,14 +69,14 @@ def test_leaves_are_shown_while_all_rows_fit(minipods: int, deep: bool) -> None:
 @pytest.mark.parametrize("length", [32, 33])
 def test_a_label_of_32_characters_is_shown_whole(length: int) -> None:
     names = ["x" * (length - 6) + "a", "yyyy"]
-    tree = build([Wiring("core", names), *(Wiring(name, nodes=[f"{name}.n"]) for name in names)])
+    tree = build([SwitchEntry("core", names), *(SwitchEntry(name, nodes=[f"{name}.n"]) for name in names)])
     label = outline(tree)[1].label
     assert ("and 1 more" in label) == (length > 32)
 
 
 def test_names_that_fold_badly_are_counted() -> None:
     racks = [f"S-{place * 7919:08x}{place * 104729:08x}" for place in range(1, 20)]
-    tree = build([Wiring("core", racks), *(Wiring(rack, nodes=[f"{rack}.a"]) for rack in racks)])
+    tree = build([SwitchEntry("core", racks), *(SwitchEntry(rack, nodes=[f"{rack}.a"]) for rack in racks)])
     assert [row.label for row in outline(tree)] == ["core", f"└─ {racks[0]} and 18 more  19 x"]
 
 
@@ -119,7 +119,7 @@ def test_a_picture_has_the_groups_colours_and_tells_their_spread(tmp_path: Path)
     tree = generate(MinipodSizes(minipods=3, nodes=12, leaf_nodes=2), busy=0.2)
     groups = {name: f"pp{place % 3}" for place, name in enumerate(tree.places)}
     file = tmp_path / "tree.svg"
-    draw(tree, file, groups=groups, title="a < b")
+    draw_topology(tree, file, groups=groups, title="a < b")
     text = file.read_text()
     for group, colour in colours_of(["pp0", "pp1", "pp2"]).items():
         assert text.count(f"fill: {colour}") >= 1
@@ -127,34 +127,14 @@ def test_a_picture_has_the_groups_colours_and_tells_their_spread(tmp_path: Path)
     for part in ("3 groups; a group touches 3 minipods", "mp1 · 3 groups", "a &lt; b", "core"):
         assert part in text
     again = tmp_path / "again.svg"
-    draw(tree, again, groups=groups, title="a < b")
+    draw_topology(tree, again, groups=groups, title="a < b")
     assert again.read_text() == text
-
-
-def test_a_picture_of_ten_thousand_nodes(tmp_path: Path) -> None:
-    tree = generate(MinipodSizes(minipods=125, nodes=10_000), busy=0.5, down=0.001, seed=1)
-    draw(tree, tmp_path / "tree.svg")
-    text = (tmp_path / "tree.svg").read_text()
-    assert len(text) < 2_000_000
-    assert all(f"fill: {colour}" in text for colour in STATE_COLOURS.values())
-
-
-@pytest.mark.parametrize("ending", ["png", "pdf"])
-def test_other_forms(tmp_path: Path, ending: str) -> None:
-    draw(generate(MinipodSizes(minipods=1, nodes=1)), tmp_path / f"tree.{ending}")
-    assert (tmp_path / f"tree.{ending}").read_bytes()[:4] in (b"\x89PNG", b"%PDF")
-
-
-def test_colours_differ() -> None:
-    for count in (1, 5, 20, 46, 200):
-        assert len(set(colours_of([str(i) for i in range(count)]).values())) == count
-    assert list(STATE_COLOURS) == ["free", "busy", "down"]
 
 
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:
     tree = generate(MinipodSizes(minipods=1, nodes=2))
     with pytest.raises(DataError, match=r"ends in .svg, .png, .pdf"):
-        draw(tree, tmp_path / "tree.gif")
+        draw_topology(tree, tmp_path / "tree.gif")
     with pytest.raises(JobError, match="no node 'n9'"):
-        draw(tree, tmp_path / "tree.svg", groups={"n9": "a"})
+        draw_topology(tree, tmp_path / "tree.svg", groups={"n9": "a"})
     assert list(tmp_path.iterdir()) == []

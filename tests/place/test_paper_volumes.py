@@ -7,15 +7,15 @@ import pytest
 from benchmarks.baselines.volumes import PaperJob
 from plait.core.job.spec import Job
 from plait.plan.make import job_step
-from plait.plan.volumes import place_volume
+from plait.plan.search.volumes import place_volume
 
 BYTES = 2
 """Of an element in half precision."""
 
 
 def test_the_example_of_7b() -> None:
-    """Section 4: 2 GB and 30 MB. Sequence and stages are not printed; with 2,048 tokens and 8 stages both
-    follow."""
+    """Section 4: 2 GB and 30 MB. Sequence and stages are not printed; with 2,048 tokens and 8
+    stages both follow."""
     job = PaperJob(vocab=50_257, sequence=2048, hidden=4096, layers=32, pp=8)
     assert job.dp_volume * BYTES == pytest.approx(2e9, rel=0.05)
     assert job.pp_volume * BYTES == pytest.approx(30e6, rel=0.15)
@@ -29,8 +29,8 @@ def test_micro_batches() -> None:
 
 @pytest.mark.parametrize("pp", [2, 4])
 def test_the_planner_counts_the_same_parameters_and_activations(pp: int) -> None:
-    """Of a GPT of one tensor-parallel rank, dp = 2 without sharding: an all-reduce sends its gradients
-    once."""
+    """Of a GPT of one tensor-parallel rank, dp = 2 without sharding: an all-reduce sends its
+    gradients once."""
     hidden, sequence, vocab, layers, batch, dp = 512, 64, 1000, 8, 32, 2
     job = Job.from_dict({
         "model": {"family": "gpt", "num_layers": layers, "hidden": hidden, "num_heads": 8, "vocab": vocab,

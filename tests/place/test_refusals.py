@@ -13,16 +13,12 @@ from benchmarks.baselines import brute
 from benchmarks.baselines.brute import MOST, brute_force
 from plait.core.base.errors import DataError, JobError, PlacementError
 from plait.core.cluster.network import Network
-from plait.place.cpsat import cpsat
-from plait.place.exact import exact
-from plait.place.model_files import load
 from plait.place.placing import place
-from plait.place.problem import Problem, Spares
-from plait.place.traces.columns import parse_columns
-from plait.place.traces.read import read_trace
-from plait.place.traces.table import TraceColumns, TraceForm, build
-from plait.place.traces.times import pandas
-from plait.place.workload import MOST_JOBS, copies_of
+from plait.place.queue.jct import load
+from plait.place.queue.workload import MOST_JOBS, copies_of
+from plait.place.solve.exact import exact
+from plait.place.solve.problem import Problem, Spares
+from plait.place.solve.program import cpsat
 from tests.support.workloads import trace_of
 
 UNEQUAL = Problem(heights=(2, 3), pools=Problem.plain(1, 1, [9]).pools)
@@ -83,13 +79,6 @@ def test_scores_that_are_none() -> None:
         Problem.plain(2, 2, [4], by="seconds")
 
 
-def test_spares_that_are_not_there() -> None:
-    with pytest.raises(PlacementError, match=r"[Kk]eep fewer spares"):
-        place(Problem.plain(2, 2, [5], spares=Spares(total=2)), "exact")
-    placed = place(Problem.plain(2, 2, [6], spares=Spares(total=2)), "exact")
-    assert len(placed.spares) == 2
-
-
 NUMBERS = {"rate": 1e9, "collective_loss": 0.2, "p2p_loss": 0.3}
 
 
@@ -119,23 +108,10 @@ def test_figures_of_a_network(tmp_path: Path, key: str, value: str, says: str) -
 
 def test_a_model_that_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "model.json").mkdir()
-    with pytest.raises(DataError, match=r"its model.json is no file"):
+    with pytest.raises(DataError, match=r"its model.json is not a regular file"):
         load(tmp_path)
     with pytest.raises(DataError, match=r"holds no model of plait queue fit: .*No such file"):
         load(tmp_path / "nothing")
-
-
-def test_traces_that_are_not_asked_for_rightly(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("submit,duration,gpus\n1,2,3\n")
-    with pytest.raises(JobError, match="no column is given"):
-        read_trace(tmp_path / "t.csv", {})
-    with pytest.raises(JobError, match="'gpus' is given twice"):
-        parse_columns("gpus=a,gpus=b")
-    with pytest.raises(DataError, match="is no regular file"):
-        read_trace(tmp_path)
-    frame = pandas().DataFrame({"at": [1], "gpus": [1]})
-    with pytest.raises(DataError, match="A trace needs a duration, or an end"):
-        build(frame, TraceColumns(submit="at", gpus="gpus"), TraceForm(name="t", schema="s"))
 
 
 def test_more_jobs_than_can_be_played_back(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import PlacementError
-from plait.place.policy import POLICIES
-from plait.place.replay import ReplayRules, replay
-from plait.place.reservation import KeptZone, Planned, check_planned
+from plait.place.queue.admission import POLICIES
+from plait.place.queue.replay import ReplayRules, replay
+from plait.place.queue.reservation import KeptZone, Planned, check_planned
 from plait.place.summary import summary
 from tests.place.queues import CLUSTER, NODES, PLANNED, REPLAN, ROWS, SIZE, several
 from tests.support.workloads import jobs_of
@@ -86,11 +86,6 @@ def test_reserve_and_pack_ends_with_a_zone_that_is_not_empty() -> None:
     assert kept.start == 350.0
 
 
-def test_a_zone_that_a_placement_has_chosen() -> None:
-    planned = Planned(nodes=2, arrival=20.0, notice=10.0, zone=(5, 1))
-    assert replay(jobs_of([(0.0, 1.0, 1)]), CLUSTER, POLICIES["no-jct"], [planned]).planned[0].zone == (1, 5)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -122,7 +117,8 @@ def test_a_zone_moves_to_nodes_that_are_empty_sooner() -> None:
 
 
 def test_a_job_enters_the_zones_of_planned_jobs_that_come_after_its_end() -> None:
-    """Two zones take the whole cluster; what ends between their arrivals may be in the later one."""
+    """Two zones take the whole cluster; what ends between their arrivals may be in the later
+    one."""
     planned = [
         Planned(nodes=3, arrival=100.0, notice=60.0, duration=10.0),
         Planned(nodes=3, arrival=200.0, notice=160.0, duration=10.0),
@@ -135,17 +131,6 @@ def test_a_job_enters_the_zones_of_planned_jobs_that_come_after_its_end() -> Non
     assert [kept.start for kept in outcome.planned] == [100.0, 200.0]
     swapped = replay(jobs_of([(50.0, 120.0, 12), (51.0, 40.0, 12)]), CLUSTER, POLICIES["oracle"], planned)
     assert swapped.started.tolist() == [50.0, 51.0]  # the long one leaves the earlier zone to the short one
-
-
-def test_a_planned_job_gets_its_nodes_when_a_late_one_has_left_them() -> None:
-    """The first waits for a job that nobody foresaw; the second is announced when that should be over."""
-    planned = [
-        Planned(nodes=4, arrival=50.0, notice=50.0, duration=100.0),
-        Planned(nodes=4, arrival=260.0, notice=60.0, duration=10.0),
-    ]
-    jobs = jobs_of([(1.0, 249.0, 12)], guesses=[20.0])
-    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], planned, rules=ReplayRules(delay_late=True))
-    assert [kept.start for kept in outcome.planned] == [250.0, 350.0]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +197,8 @@ def test_a_zone_of_which_another_planned_job_has_a_part_is_waited_for() -> None:
 
 
 def test_how_much_of_a_zone_others_hold() -> None:
-    """Three of the four that are kept when it is announced: it is known that they will be free in time."""
+    """Three of the four that are kept when it is announced: it is known that they will be free in
+    time."""
     rows = [(0.0, 45.0, 10), (60.0, 10.0, 4)]
     planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
     outcome = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], [planned], rules=ReplayRules(sample=10.0))

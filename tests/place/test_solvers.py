@@ -12,16 +12,16 @@ import pytest
 from plait.core.base.errors import PlacementError
 from plait.core.cluster.network import Network
 from plait.core.job.communication import Volume
-from plait.place.bounds import fewest_minipods
-from plait.place.cpsat import cpsat
 from plait.place.placing import place
-from plait.place.problem import Pool, Problem, Spares, spread_of
-from plait.place.program import mip
+from plait.place.solve.bounds import fewest_minipods
+from plait.place.solve.problem import Pool, Problem, Spares, spread_of
+from plait.place.solve.program import cpsat, mip
 
 
 def program_optimum(free: Sequence[int], groups: int, size: int, weight: float) -> float:
-    """What ``weight`` x minipods + (1 - weight) x T of the paper's program (eq. 4-10, in whole nodes) is at
-    least, for ``groups`` units of ``size`` nodes: with T = 1 whole units; else capacity alone."""
+    """What ``weight`` x minipods + (1 - weight) x T of the paper's program (eq. 4-10, in whole
+    nodes) is at least, for ``groups`` units of ``size`` nodes: with T = 1 whole units; else
+    capacity alone."""
     whole = fewest_minipods(free, groups, size)
     split = fewest_minipods(free, groups * size, 1)
     aligned = inf if whole is None else weight * whole + 1 - weight
@@ -63,7 +63,8 @@ def test_the_program_refuses_what_it_cannot_say() -> None:
 
 
 def test_unequal_groups() -> None:
-    """4 and 2 nodes: three minipods of two, so rows of two cells lie in one where the halves meet."""
+    """4 and 2 nodes: three minipods of two, so rows of two cells lie in one where the halves
+    meet."""
     problem = Problem(heights=(4, 2), pools=Problem.plain(1, 1, [3, 3]).pools, edges=((0, 1),), alpha=0.3)
     placed = place(problem, "cpsat")
     assert (placed.row_spread, placed.column_spread) == (1, 2)
@@ -143,7 +144,7 @@ def test_spares_are_free_nodes_also_where_others_are_preempted() -> None:
 
 
 def test_bundles_of_rows_are_legal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.place.cpsat.MOST_VARIABLES", 40)
+    monkeypatch.setattr("plait.place.solve.program.MOST_VARIABLES", 40)
     problem = Problem.plain(9, 2, [7, 7, 7], alpha=0.3, spares=Spares(per_row=0), price=1.0)
     placed = place(problem, "cpsat")
     assert "rows placed as one" in placed.note
@@ -152,7 +153,8 @@ def test_bundles_of_rows_are_legal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("dp", "pp"), [(1000.0, 1.0), (1.0, 1000.0), (3e-9, 3e-9)])
 def test_seconds_with_what_only_cpsat_can_say(dp: float, pp: float) -> None:
-    """The first column may not lie in the third minipod; compared with all ways to place the job."""
+    """The first column may not lie in the third minipod; compared with all ways to place the
+    job."""
     network = Network(rate=1.0, collective_loss=0.17, p2p_loss=0.7)
     volumes = (Volume(dp=dp, pp=pp), Volume(dp=dp / 2, pp=pp))
     problem = Problem.plain(
@@ -171,6 +173,6 @@ def test_seconds_with_what_only_cpsat_can_say(dp: float, pp: float) -> None:
 def test_where_rows_placed_as_one_find_no_room_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem.plain(6, 2, [2] * 6, price=1.0)
     assert cpsat(problem).note == "optimal"
-    monkeypatch.setattr("plait.place.cpsat.MOST_VARIABLES", 24)
+    monkeypatch.setattr("plait.place.solve.program.MOST_VARIABLES", 24)
     with pytest.raises(PlacementError, match=r"No placement that keeps 3 neighbouring rows together\. Free more nodes"):
         cpsat(problem)

@@ -8,9 +8,8 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.topology.switches import Hardware
-from plait.place.generate import MinipodSizes, generate
-from plait.place.readers import read_topology
-from plait.place.writers import WRITERS, written
+from plait.place.outline import WRITERS, written
+from plait.place.topologies import MinipodSizes, generate, read_topology
 
 
 @pytest.mark.parametrize("form", WRITERS)

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import PlacementError
-from plait.place.policy import POLICIES
-from plait.place.problem import Problem, spread_of
-from plait.place.replay import ReplayRules, replay
-from plait.place.reservation import ClusterShape, Planned, check_planned
-from plait.place.zone import JobShape, make_zone
+from plait.place.queue.admission import POLICIES
+from plait.place.queue.replay import ReplayRules, replay
+from plait.place.queue.reservation import ClusterShape, JobShape, Planned, check_planned, make_zone
+from plait.place.solve.problem import Problem, spread_of
 from tests.place.queues import CLUSTER, ROWS
 from tests.support.workloads import jobs_of
 
@@ -44,7 +43,8 @@ def test_a_zone_of_a_shape_is_a_placement(
 
 
 def _cost_in_order(nodes: list[int], spares: list[int], stays: list[float], asked: JobShape) -> float:
-    """Of the same objective, with the nodes that a job of no shape gets, ranked as they are numbered."""
+    """Of the same objective, with the nodes that a job of no shape gets, ranked as they are
+    numbered."""
     rows, columns = spreads(nodes, asked, 4)
     return 4 * (asked.alpha * columns + (1 - asked.alpha) * rows) + sum(stays[node] for node in (*nodes, *spares))
 
@@ -73,7 +73,8 @@ def test_a_price_trades_spread_for_nodes_that_others_keep() -> None:
 
 
 def test_the_replay_places_a_planned_job_when_it_is_announced() -> None:
-    """Minipod 0 is half busy for long; one stage in each of the two others keeps DP groups whole."""
+    """Minipod 0 is half busy for long; one stage in each of the two others keeps DP groups
+    whole."""
     cluster = ClusterShape(nodes=6, gpus_per_node=4, minipod=2)
     jobs = jobs_of([(0.0, 1000.0, 4)])
     planned = Planned(nodes=4, arrival=100.0, notice=50.0, duration=10.0, shape=JobShape(rows=2, columns=2, alpha=1.0))

@@ -10,11 +10,9 @@ import pytest
 from plait.core.base.env import specs_folder
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
-from plait.core.step.columns.points import OVERLAPS, Points
-from plait.core.step.columns.shapes import Shapes
-from plait.core.step.seconds import rates
+from plait.core.step.columns.points import OVERLAPS, StrategyTable
+from plait.core.step.columns.shapes import Options, Shapes
 from plait.core.step.seconds.layer_time import Layer
-from plait.core.step.seconds.options import Options
 from tests.plan.machines import cluster
 
 A100 = cluster(host_layer=1e-4, host_collective=3e-5, slow_computation=1.3, slow_communication=1.2)
@@ -31,19 +29,7 @@ def layer(
     model: ModelSpec | Shapes = LLAMA, options: Options | None = None, precision: Any = BF16, on: Cluster = A100, /,
     **row: int,
 ) -> Layer:  # fmt: skip
-    return Layer(Shapes.of(model), Points.of([row]), on, SEQUENCE, precision, options or Options())
-
-
-def product(m: float, k: float, n: float) -> Any:
-    return rates.matmul(A100, BF16, m, k, n)
-
-
-def pass_over(nbytes: float) -> Any:
-    return rates.memory_bound(A100, nbytes * A100.efficiency.elementwise.value)
-
-
-def sent(kind: Any, nbytes: float, ranks: int, stride: int) -> Any:
-    return rates.collective(A100, kind, nbytes, ranks, stride)
+    return Layer(Shapes.of(model), StrategyTable.of([row]), on, SEQUENCE, precision, options or Options())
 
 
 def same(found: Any, expected: Any) -> None:

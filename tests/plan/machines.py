@@ -11,20 +11,20 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
+from plait.core.step.orders.segment_costs import SegmentCosts
 from plait.core.step.schedule import Schedule
 from plait.core.step.schedules import Shape, find_schedule
-from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.segments import Collective
 from plait.core.step.step import Step, Workload
 from plait.plan.make import assemble_plan
-from plait.plan.simulate import PlanPrices
+from plait.plan.search.simulate import PlanPrices
 
 SPEC = ModelSpec(family="gpt", num_layers=4, hidden=64, num_heads=4, vocab=100, max_sequence=32)
 
 
 def cluster(preset: str = "a100-80", /, *, rates: float = 1.0, **efficiency: float) -> Cluster:
-    """A preset with links that are so many times faster, and other constants; ``latency`` is that of all
-    tiers."""
+    """A preset with links that are so many times faster, and other constants; ``latency`` is that
+    of all tiers."""
     found = Cluster.preset(preset)
     latency = efficiency.pop("latency", None)
 
@@ -75,8 +75,8 @@ def pipelined(name: str, ranks: int, micro_batches: int, model: ModelSpec | None
 
 @dataclass(frozen=True)
 class Given(PlanPrices):
-    """Stages of one layer that take given seconds: forward, input gradient, weight gradient, by place; a
-    transfer; a second of each collective of tensor parallelism, of each of a unit."""
+    """Stages of one layer that take given seconds: forward, input gradient, weight gradient, by
+    place; a transfer; a second of each collective of tensor parallelism, of each of a unit."""
 
     forward: tuple[float, ...] = ()
     input_gradient: tuple[float, ...] = ()
@@ -93,7 +93,7 @@ class Given(PlanPrices):
         }
         return SegmentCosts(compute, self.wire)
 
-    def alike(self, place: int) -> object:
+    def cost_class(self, place: int) -> object:
         return self.forward[place], self.input_gradient[place], self.weight_gradient[place]
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:

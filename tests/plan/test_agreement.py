@@ -1,26 +1,24 @@
-"""What the closed form says of strategies is near what simulating them says: else the best would not be among
-the finalists."""
+"""What the closed form says of strategies is near what simulating them says: else the best would
+not be among the finalists."""
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, StrategyTable
 from plait.core.step.seconds.closed_form import step_seconds
 from plait.plan.answer import Planner
-from plait.plan.asking import job_at, point_of
-from plait.plan.job_options import options_of
-from plait.plan.space import enumerate_space
+from plait.plan.search.job_options import options_of
+from plait.plan.search.request import job_at, point_of
+from plait.plan.search.space import enumerate_space
 
 A100 = Cluster.preset("a100-80")
 EXPOSED = {"overlap": OVERLAPS.index("sync"), "shard_overlap": SHARD_OVERLAPS.index("none")}
@@ -54,8 +52,12 @@ def planner(
     return Planner(Job.from_dict(values), small, 32000)
 
 
-def drawn(number: int) -> tuple[str, int, str, dict[str, int]]:
-    """A model, a sequence, a cluster and a strategy at one place of a pipeline that gathers no parameters."""
+Case = tuple[str, int, str, dict[str, int]]
+
+
+def drawn(number: int) -> Case:
+    """A model, a sequence, a cluster and a strategy at one place of a pipeline that gathers no
+    parameters."""
     draw = random.Random(number)
     model = draw.choice(["gpt3-350m", "gpt3-1.3b", "llama2-7b", "llama3-8b", "qwen3-8b"])
     sequence, machine = draw.choice([512, 1024, 2048, 4096]), draw.choice(["a100-80", "h100"])
@@ -77,7 +79,7 @@ def both(
     model: str, sequence: int, machine: str, row: dict[str, int], *, host: bool = False, optimizer: str = "adamw"
 ) -> tuple[float, float]:
     """Seconds of a step: simulated, and in closed form. host: whether the host takes time."""
-    cluster, point = Cluster.preset(machine), Points.of([row]).row(0)
+    cluster, point = Cluster.preset(machine), StrategyTable.of([row]).row(0)
     if not host:
         told = {"host_layer": 0.0, "host_collective": 0.0}
         constants = {
@@ -94,33 +96,44 @@ def both(
     one = Planner(job, cluster, 257)
     stands = job_at(job, point)
     closed = step_seconds(
-        one.model, Points.of([point_of(stands)]), cluster, sequence=sequence, options=options_of(stands, cluster.device)
+        one.model,
+        StrategyTable.of([point_of(stands)]),
+        cluster,
+        sequence=sequence,
+        options=options_of(stands, cluster.device),
     )
     return one.simulated(stands).seconds, float(closed.total[0])
 
 
-DRAWN = 60
+DRAWN = 40
 MORE = [*range(DRAWN), *(pytest.param(number, marks=pytest.mark.contract) for number in range(DRAWN, 400))]
 """Where nobody waits for tests."""
 
 
+@cache
+def off(draw: Callable[[int], Case], number: int, *, host: bool = True) -> float:
+    """The share by which the closed form is off what is simulated, of a drawn strategy."""
+    simulated, closed = both(*draw(number), host=host)
+    return closed / simulated - 1
+
+
+def errors_of(draw: Callable[[int], Case]) -> list[float]:
+    """Errors of all that are drawn."""
+    return [abs(off(draw, number)) for number in range(DRAWN)]
+
+
 @pytest.mark.parametrize("number", MORE)
 def test_where_nothing_overlaps_both_add_up_the_same_prices(number: int) -> None:
-    simulated, closed = both(*drawn(number))
-    assert closed == pytest.approx(simulated, rel=0.01), drawn(number)
-
-
-@pytest.mark.parametrize("number", MORE)
-def test_a_host_that_may_be_late_is_late_in_both(number: int) -> None:
-    simulated, closed = both(*drawn(number), host=True)
-    assert closed == pytest.approx(simulated, rel=0.01), drawn(number)
+    """And a host that may be late, as in every other of them, is late in both."""
+    assert abs(off(drawn, number, host=number % 2 > 0)) <= 0.01, drawn(number)
 
 
 LAYERS = {"gpt3-350m": 24, "gpt3-1.3b": 24, "llama2-7b": 32, "llama3-8b": 32, "qwen3-8b": 36}
 
 
-def drawn_pipeline(number: int) -> tuple[str, int, str, dict[str, int]]:
-    """The same with several places, equal stages, a schedule, and as many micro-batches as places or more."""
+def drawn_pipeline(number: int) -> Case:
+    """The same with several places, equal stages, a schedule, and as many micro-batches as places
+    or more."""
     model, sequence, machine, row = drawn(number)
     draw = random.Random(f"pipeline {number}")
     name, pp = draw.choice(SCHEDULES), draw.choice([pp for pp in (2, 4, 8) if LAYERS[model] % pp == 0])
@@ -136,32 +149,24 @@ def drawn_pipeline(number: int) -> tuple[str, int, str, dict[str, int]]:
     return model, sequence, machine, row
 
 
-def off(number: int) -> tuple[str, float]:
-    """The schedule of a drawn pipeline, and what the closed form is off; the host takes time in half of
-    them."""
-    asked = drawn_pipeline(number)
-    simulated, closed = both(*asked, host=number % 2 > 0)
-    return SCHEDULES[asked[3]["schedule"]], closed / simulated - 1
-
-
 @pytest.mark.parametrize("number", MORE)
 def test_pipelines_take_what_they_take_when_simulated(number: int) -> None:
-    """Closely, but for zb-v of layers that do not divide, and several chunks, of which a place waits for the
-    host at some and not at others."""
-    schedule, error = off(number)
+    """Closely, but for zb-v of layers that do not divide, and several chunks, of which a place
+    waits for the host at some and not at others."""
+    schedule = SCHEDULES[drawn_pipeline(number)[3]["schedule"]]
     most = {"interleaved": 0.05, "zb-h1": 0.01, "zb-h2": 0.035, "zb-v": 0.1}
-    assert abs(error) <= most.get(schedule, 0.03), drawn_pipeline(number)
+    assert abs(off(drawn_pipeline, number, host=number % 2 > 0)) <= most.get(schedule, 0.03), drawn_pipeline(number)
 
 
 def test_most_pipelines_are_off_by_less_than_one_percent() -> None:
-    errors = [off(number) for number in range(0, DRAWN, 2)]
-    assert statistics.median(abs(error) for _, error in errors) <= 0.01
-    assert sum(abs(error) <= 0.01 for _, error in errors) >= 0.8 * len(errors)
+    errors = [abs(off(drawn_pipeline, number, host=number % 2 > 0)) for number in range(DRAWN)]
+    assert statistics.median(errors) <= 0.01
+    assert sum(error <= 0.01 for error in errors) >= 0.8 * DRAWN
 
 
-def drawn_exposed(number: int) -> tuple[str, int, str, dict[str, int]]:
-    """A strategy of everything that there is, of which nothing is hidden: places and schedules, slices,
-    rings, recomputation, gradients and parameters shared out."""
+def drawn_exposed(number: int) -> Case:
+    """A strategy of everything that there is, of which nothing is hidden: places and schedules,
+    slices, rings, recomputation, gradients and parameters shared out."""
     draw = random.Random(f"exposed {number}")
     model, machine = draw.choice([*LAYERS]), draw.choice(["a100-80", "h100", "h200"])
     sequence = draw.choice([512, 1024, 2048, 4096, 8192])
@@ -189,19 +194,18 @@ def drawn_exposed(number: int) -> tuple[str, int, str, dict[str, int]]:
 
 @pytest.mark.parametrize("number", MORE)
 def test_whatever_is_hidden_by_nothing_takes_what_it_takes_when_simulated(number: int) -> None:
-    """Nearly: a place of few layers waits for its host less than is said; zb-v's stages may be unequal."""
-    simulated, closed = both(*drawn_exposed(number), host=True)
-    assert closed == pytest.approx(simulated, rel=0.06), drawn_exposed(number)
+    """Nearly: a place of few layers waits for its host less than is said; zb-v's stages may be
+    unequal."""
+    assert abs(off(drawn_exposed, number)) <= 0.06, drawn_exposed(number)
 
 
 def test_most_of_what_is_hidden_by_nothing_is_off_by_less_than_one_percent() -> None:
-    found = [both(*drawn_exposed(number), host=True) for number in range(DRAWN)]
-    errors = [abs(closed / simulated - 1) for simulated, closed in found]
-    assert sum(error <= 0.01 for error in errors) >= 0.85 * DRAWN
+    assert sum(error <= 0.01 for error in errors_of(drawn_exposed)) >= 0.85 * DRAWN
 
 
-def drawn_sliced(number: int) -> tuple[str, int, str, dict[str, int]]:
-    """A strategy whose tensor parallelism hides behind slices, weight gradients or what is repeated."""
+def drawn_sliced(number: int) -> Case:
+    """A strategy whose tensor parallelism hides behind slices, weight gradients or what is
+    repeated."""
     draw = random.Random(f"sliced {number}")
     model, machine = draw.choice([*LAYERS]), draw.choice(["a100-80", "h100", "h200"])
     sequence, micro = draw.choice([512, 1024, 2048, 4096, 8192]), draw.choice([1, 2, 4])
@@ -219,16 +223,14 @@ def drawn_sliced(number: int) -> tuple[str, int, str, dict[str, int]]:
 
 
 def test_what_slices_hide_is_about_what_orders_hide() -> None:
-    errors = list[float]()
-    for number in range(DRAWN):
-        simulated, closed = both(*drawn_sliced(number), host=True)
-        errors.append(abs(closed / simulated - 1))
+    errors = errors_of(drawn_sliced)
     assert max(errors) <= 0.1 and statistics.median(errors) <= 0.005
     assert sum(error <= 0.01 for error in errors) >= 0.75 * DRAWN
 
 
-def drawn_sharded(number: int) -> tuple[str, int, str, dict[str, int]]:
-    """A strategy that shares out gradients, and parameters in half of them, and hides what that sends."""
+def drawn_sharded(number: int) -> Case:
+    """A strategy that shares out gradients, and parameters in half of them, and hides what that
+    sends."""
     draw = random.Random(f"sharded {number}")
     model, machine = draw.choice([*LAYERS]), draw.choice(["a100-80", "h100"])
     dp = draw.choice([8, 16, 32, 64])
@@ -245,11 +247,10 @@ def drawn_sharded(number: int) -> tuple[str, int, str, dict[str, int]]:
 
 
 def test_sharded_replicas_take_about_what_they_take_when_simulated() -> None:
-    """Sums of a list run beside the next one, as many as there are buffers for; gathers wait behind sums."""
-    asked = [drawn_sharded(number) for number in range(DRAWN)]
-    found = [both(*one, host=True) for one in asked]
-    errors = [abs(closed / simulated - 1) for simulated, closed in found]
-    kept = [error for error, one in zip(errors, asked, strict=True) if one[3]["params"] == 1]
+    """Sums of a list run beside the next one, as many as there are buffers for; gathers wait behind
+    sums."""
+    errors = errors_of(drawn_sharded)
+    kept = [error for number, error in enumerate(errors) if drawn_sharded(number)[3]["params"] == 1]
     assert len(kept) >= DRAWN / 4
     assert max(kept) <= 0.09 and statistics.median(kept) <= 0.01
     assert max(errors) <= 0.17 and statistics.median(errors) <= 0.015
@@ -269,7 +270,8 @@ def test_tied_weights_are_summed_by_those_who_update_them(schedule: str) -> None
 
 @pytest.mark.parametrize("number", range(0, DRAWN, 3))
 def test_muon_takes_what_it_takes_when_simulated(number: int) -> None:
-    """Beside AdamW's step, of one micro-batch: what orthogonalises is then most of what is compared."""
+    """Beside AdamW's step, of one micro-batch: what orthogonalises is then most of what is
+    compared."""
     model, sequence, machine, row = drawn(number)
     row |= {"num_micro": 1}
     plain, muon = (both(model, sequence, machine, row, optimizer=name) for name in ("adamw", "muon"))
@@ -279,7 +281,7 @@ def test_muon_takes_what_it_takes_when_simulated(number: int) -> None:
 
 
 def test_drawn_strategies_have_everything_that_is_priced() -> None:
-    rows = [drawn(number)[3] for number in range(DRAWN)]
+    rows = [drawn(number)[3] for number in range(60)]
     for name, least in {"p1": 1, "p2": 1, "ring": 1, "tp": 1, "dp": 1, "optim": 1, "sequence_parallel": 0}.items():
         assert sum(row[name] > least for row in rows) >= 10, name
     assert sum(row["cp"] > row["ring"] > 0 for row in rows) >= 10, "heads are exchanged"
@@ -291,16 +293,10 @@ def test_drawn_strategies_have_everything_that_is_priced() -> None:
 
 @pytest.mark.parametrize("host", [False, True])
 def test_a_host_that_launches_while_nothing_computes_is_no_later_for_it(host: bool) -> None:
-    """While the head is computed; while the last gradients are reduced the closed form does not see it."""
+    """While the head is computed; while the last gradients are reduced the closed form does not see
+    it."""
     row = {"dp": 2, "micro": 1, "num_micro": 2, **EXPOSED}
     simulated, closed = both("gpt3-350m", 1024, "h100", row, host=host)
-    assert closed == pytest.approx(simulated, rel=0.01)
-
-
-@pytest.mark.parametrize("grads", [1, 2])
-def test_gradients_of_both_ends_are_reduced_as_often_as_those_of_layers(grads: int) -> None:
-    row = {"dp": 2, "micro": 1, "num_micro": 4, "grads": grads, "optim": 2, **EXPOSED}
-    simulated, closed = both("llama3-8b", 1024, "h100", row)
     assert closed == pytest.approx(simulated, rel=0.01)
 
 
@@ -311,7 +307,8 @@ def test_gradients_of_both_ends_are_reduced_as_often_as_those_of_layers(grads: i
     {}, {"pp": 2}, {"pp": 2, "schedule": "interleaved", "virtual_stages": 4}, {"pp": 2, "schedule": "zb-v"},
 ], ids=str)  # fmt: skip
 def test_recomputation_takes_what_it_takes_when_simulated(stages: dict[str, Any], recompute: Any) -> None:
-    """In every stage of a rank, if it has several; and of Plait's, which does not repeat what is summed."""
+    """In every stage of a rank, if it has several; and of Plait's, which does not repeat what is
+    summed."""
     strategy = {
         "tp": 4,
         "dp": 1,
@@ -325,29 +322,7 @@ def test_recomputation_takes_what_it_takes_when_simulated(stages: dict[str, Any]
 
 
 def test_some_layers_of_a_stage_are_fewer_than_it_has() -> None:
-    points = enumerate_space(planner(SMALL, 4, 8, constraints=["pp > 1", "cp = 1"]).asked)
+    points = enumerate_space(planner(SMALL, 4, 8, constraints=["pp > 1", "cp = 1"]).request)
     layers = -(-12 // (points.pp * points.virtual))
     assert ((points.recompute_layers == -1) | (points.recompute_layers < layers)).all()
     assert (points.recompute_layers[points.virtual > 1] > 0).any()
-
-
-@settings(max_examples=12)
-@given(
-    ranks=st.sampled_from([4, 8]),
-    batch=st.sampled_from([8, 32]),
-    gib=st.sampled_from([6.0, 10.0, 80.0]),
-    conditions=st.lists(
-        st.sampled_from([
-            "pp = 1", "pp = 2", "tp = 1", "tp <= 2", "micro_batch_size = 1", "recompute = none", "recompute = full",
-            "schedule = interleaved", "schedule in 1f1b, zb-h1", "cp = 1",
-        ]),
-        min_size=1, max_size=2, unique=True,
-    ),
-)  # fmt: skip
-def test_a_condition_never_makes_the_best_better(ranks: int, batch: int, gib: float, conditions: Sequence[str]) -> None:
-    free, bound = (planner(SMALL, ranks, batch, constraints=some, gib=gib) for some in ((), conditions))
-    try:
-        held = bound.answer().best
-    except (InfeasiblePlan, JobError):
-        return
-    assert free.answer().best.seconds <= held.seconds * 1.005

@@ -1,4 +1,5 @@
-"""The finalists of the closed form are enough: of many more, none is better by much when simulated."""
+"""The finalists of the closed form are enough: of many more, none is better by much when
+simulated."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from plait.core.base.errors import PlaitError
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.plan.answer import Planner
-from plait.plan.asking import job_at
-from plait.plan.search import search
+from plait.plan.search.request import job_at
+from plait.plan.search.search import search
 
 JOBS = {
     "7B, one micro-batch a rank": ("llama2-7b", "a800", 1024, 4096, 1024),
@@ -37,7 +38,7 @@ def test_the_chosen_is_the_best_of_many_more(name: str) -> None:
         }
     )
     planner = Planner(job, Cluster.preset(machine), vocab=32000)
-    ranked = search(planner.asked, planner.cluster, "bf16-mixed", keep=MANY, most=job.plan.points)
+    ranked = search(planner.request, planner.cluster, "bf16-mixed", keep=MANY, most=job.plan.points)
     best = float("inf")
     for at in range(len(ranked.points)):
         try:

@@ -1,361 +1,224 @@
-"""Strategies in other frameworks' words: everything is said, or named as unsaid."""
+"""Strategies as settings of other frameworks: everything is said, or named as unsaid."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError
 from plait.core.job.spec import Job
-from plait.plan.asking import asked_of, job_at
-from plait.plan.emit import FRAMEWORKS, emit
-from plait.plan.space import enumerate_space
-from tests.plan.test_asking import H100
-from tests.plan.test_asking import job as open_job
+from plait.formats.megatron.rules import layout
+from plait.plan.emit import WRITERS, check_emits, emit
 
 
-def job(**strategy: Any) -> Job:
-    return Job.from_dict(
-        {
-            "model": {"preset": "llama3-8b"},
-            "data": {"sequence_length": 4096},
-            "train": {"global_batch_size": 64, "micro_batch_size": 2, "precision": "bf16-mixed"},
-            "strategy": strategy,
-        }
-    )
-
-
-def lines(one: Job) -> list[str]:
-    """Of Megatron-LM's command line, one for each flag."""
-    text = emit(one, "megatron").text
-    return [line.removesuffix(" \\") for line in text.splitlines() if not line.startswith("#")]
-
-
-def flags(one: Job) -> dict[str, str]:
-    """By name, but for the model's shapes."""
-    found = {name.removeprefix("--"): " ".join(values) for name, *values in map(shlex.split, lines(one))}
-    return {name: value for name, value in found.items() if name not in MODEL_FLAGS}
-
-
-MODEL_FLAGS = {
-    "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "max-position-embeddings", "norm-epsilon",
-    "hidden-dropout", "attention-dropout", "kv-channels", "group-query-attention", "num-query-groups",
-    "position-embedding-type", "normalization", "swiglu", "disable-bias-linear", "rotary-base", "use-rope-scaling",
-    "rope-scaling-factor", "untie-embeddings-and-output-weights", "qk-layernorm", "window-size",
-    "window-attn-skip-freq",
-}  # fmt: skip
-
-
-def tables(one: Job) -> dict[str, Any]:
-    """What the module for torchtitan sets, run with stand-ins for torchtitan's own modules."""
-    registry, policies = ModuleType("config_registry"), ModuleType("activation_checkpoint")
-    names = "training parallelism compile"
-    settings = SimpleNamespace(**{name: SimpleNamespace() for name in names.split()}, activation_checkpoint="unset")
-    for name in ("llama3_8b", "llama3_70b", "qwen3_14b", "qwen3_32b", "CONFIGURATION"):
-        setattr(registry, name, lambda: settings)
-    models = SimpleNamespace(model_registry=lambda flavor: flavor)
-    for name in ("FullAC", "SelectiveAC"):
-        setattr(policies, name, SimpleNamespace(Config=lambda name=name: name))
-    known = {f"torchtitan.models.{family}.config_registry": registry for family in ("llama3", "qwen3", "MODULE")}
-    known |= {f"torchtitan.models.{family}": models for family in ("llama3", "qwen3", "MODULE")}
-    known |= {"torchtitan.distributed.activation_checkpoint": policies}
-    made = dict[str, Any]()
-    with mock.patch.dict(sys.modules, known):
-        exec(emit(one, "torchtitan").text, made)
-        assert made["planned"]() is settings
-    return {name: vars(getattr(settings, name)) for name in names.split()} | {
-        "again": settings.activation_checkpoint, "model": settings.model_spec,
+def job(model: dict[str, Any] | str = "llama3-8b", *, recipe: dict[str, Any] | None = None, plan: str = "plait",
+        precision: str = "bf16-mixed", optimizer: str = "adamw", **strategy: Any) -> Job:  # fmt: skip
+    values: dict[str, Any] = {
+        "model": {"preset": model} if isinstance(model, str) else model, "data": {"sequence_length": 4096},
+        "train": {"global_batch_size": 64, "micro_batch_size": 2, "precision": precision, "optimizer": optimizer},
+        "strategy": {"overlap": "async"} | strategy, "recipe": recipe or {}, "plan": {"framework": plan},
     }  # fmt: skip
+    return Job.from_dict(values)
 
 
-PLAIN = {
-    "tp": 2,
-    "pp": 2,
-    "dp": 4,
-    "schedule": "1f1b",
-    "sequence_parallel": True,
-    "slices": {"batch": 1},
-    "overlap": "async",
-}
-
-
-def test_megatron() -> None:
-    found = flags(job(**PLAIN, shard="zero1", recompute="full"))
-    assert found == {
-        "tensor-model-parallel-size": "2", "pipeline-model-parallel-size": "2", "context-parallel-size": "1",
-        "micro-batch-size": "2", "global-batch-size": "64", "seq-length": "4096", "sequence-parallel": "",
-        "overlap-grad-reduce": "", "use-distributed-optimizer": "", "overlap-param-gather": "",
-        "recompute-granularity": "full", "recompute-method": "block", "recompute-num-layers": "16", "bf16": "",
-    }  # fmt: skip
-
-
-def cut(*sizes: int) -> list[list[str]]:
-    """Names of the modules of every stage, of so many layers each."""
-    layers = iter(range(sum(sizes)))
-    parts = [[f"layers.{next(layers)}" for _ in range(size)] for size in sizes]
-    return [["tok_embeddings", *parts[0]], *parts[1:-1], [*parts[-1], "norm", "lm_head"]]
-
-
-def test_torchtitan() -> None:
-    found = tables(job(**PLAIN, shard="fsdp"))
-    assert found["training"] == {
-        "local_batch_size": 16, "global_batch_size": 64, "seq_len": 4096, "mixed_precision_param": "bfloat16",
-        "disable_cuda_graphs": True,
-    }  # fmt: skip
-    assert found["again"] is None and found["model"] == "8B"
-    parallel = found["parallelism"]
-    assert (parallel["data_parallel_replicate_degree"], parallel["data_parallel_shard_degree"]) == (1, 4)
-    assert parallel["pipeline_parallel_schedule"] == "1F1B"
-    assert parallel["module_fqns_per_model_part"] == cut(16, 16)
-    assert parallel["fsdp_reshard_after_forward"] == "always"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "framework", "words"),
-    [
-        ({"overlap": "domino", "slices": {"batch": 2}}, "megatron", "slices 2x1 of Domino"),
-        ({"overlap": "domino", "slices": {"batch": 2}}, "torchtitan", "slices 2x1 of Domino"),
-        ({"overlap": "fixed", "slices": {"batch": 2}}, "megatron", "slices 2x1 of Domino"),
-        ({"overlap": "fixed"}, "megatron", "overlap.tp = fixed"),
-        ({"overlap": "fixed"}, "torchtitan", "overlap.tp = fixed"),
-        ({"schedule": "zb-h1"}, "megatron", "schedule = zb-h1 (1f1b stands for it)"),
-        ({"schedule": "zb-v"}, "megatron", "schedule = zb-v (interleaved stands for it)"),
-        ({"recompute": {"kind": "full", "layers": 3}}, "torchtitan", "recompute of 3 layers"),
-        ({"recompute": "selective"}, "megatron", "only norms are recomputed"),
-        ({"shard": {"params": 2, "grads": 2, "optim": 4}}, "megatron", "shard.params = 2 (it is sharded 4 ways"),
-        ({"shard": "zero1"}, "torchtitan", "shard factors that differ"),
-        ({"shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 2}}, "torchtitan", "shard.secondary = 2"),
-        ({"cp": 2, "cp_comm_type": "ulysses"}, "torchtitan", "2 ranks that exchange heads"),
-        ({"dp": [4, 2], "tp": [2, 4]}, "megatron", "unequal places"),
-        ({"compile": True}, "megatron", "compile"),
-        ({"cuda_graphs": True, "shard": "zero1"}, "megatron", "cuda_graphs"),
-        ({"cuda_graphs": True, "shard": "zero1"}, "torchtitan", "cuda_graphs (it has none with pipelines)"),
-        ({"overlap": "sync"}, "megatron", "overlap.tp = sync"),
-    ],
-)
-def test_what_they_cannot_say_is_named(strategy: dict[str, Any], framework: str, words: str) -> None:
-    found = emit(job(**PLAIN | strategy), framework)
-    assert any(words in line for line in found.unsaid), found.unsaid
-
-
-NO_SYNC = {"tp": "sync", "shard": "none"}
+ALWAYS = ("the vocabulary (", "model.rope_scaling, ", "the model, its sequences")
+"""Of every job, and of Llama 3, whose frequencies differ from 3.1's."""
+PARTS = 'parts = [[f"layers.{layer}" for layer in range(*ends)] for ends in pairwise(first)]'
+ZERO1 = "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather"
+FSDP = f"{ZERO1} --use-megatron-fsdp --data-parallel-sharding-strategy"
 STAYS = "shard.params = 1 (parameters are gathered in every forward and kept until its backward)"
+BLOCK = "--recompute-granularity full --recompute-method block --recompute-num-layers"
+MEGATRON: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({}, "--bf16", []),
+    ({"tp": 2, "overlap": "domino", "slices": {"batch": 2}}, "--tensor-model-parallel-size 2",
+     ["slices 2x1 of Domino", "overlap.tp = domino (its own overlap"]),
+    ({"tp": 2, "overlap": "sync"}, "", ["overlap.tp = sync (its all-reduce runs behind"]),
+    ({"tp": 2, "overlap": "no-communication"}, "", ["overlap.tp = no-communication (it communicates)"]),
+    ({"tp": 2, "sequence_parallel": True}, "--sequence-parallel", []),
+    ({"dp": 4}, "--overlap-grad-reduce", []),
+    ({"dp": 4, "shard": "zero1"}, ZERO1, []),
+    ({"dp": 4, "shard": "zero2"}, f"{FSDP} optim_grads --ckpt-format fsdp_dtensor", []),
+    ({"dp": 4, "shard": "fsdp"}, f"{FSDP} optim_grads_params --ckpt-format fsdp_dtensor", []),
+    ({"dp": 4, "shard": {"params": 2, "grads": 2, "optim": 4}}, f"{FSDP} optim_grads_params",
+     ["shard.grads = 2 (it is sharded 4 ways", "shard.params = 2 (it is sharded 4 ways"]),
+    ({"dp": 4, "shard": {"params": 1, "grads": 1, "optim": 2}}, "--num-distributed-optimizer-instances 2", []),
+    ({"dp": 4, "shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 2}}, "",
+     ["shard.secondary = 2 (no second copy"]),
+    ({"dp": 4, "shard": "zero1", "overlap": {"tp": "async", "shard": "none"}}, "--use-distributed-optimizer", []),
+    ({"dp": 4, "shard": "zero1", "overlap": {"tp": "async", "shard": "forward"}}, ZERO1,
+     ["overlap.shard = forward (overlap-param-gather needs"]),
+    ({"dp": 4, "shard": "zero1", "overlap": {"tp": "async", "shard": "backward"}},
+     "--overlap-grad-reduce --use-distributed-optimizer", []),
+    ({"dp": [4, 2], "tp": [2, 4], "pp": 2, "schedule": "1f1b"}, "", ["unequal pipeline ranks"]),
+    ({"pp": 2, "schedule": "interleaved", "virtual_stages": 4, "recompute": "full"},
+     f"--num-virtual-stages-per-pipeline-rank 4 {BLOCK} 4", []),
+    ({"pp": 2, "schedule": "zb-v", "recompute": "full"}, f"--num-virtual-stages-per-pipeline-rank 2 {BLOCK} 8",
+     ["schedule = zb-v (interleaved stands for it)"]),
+    ({"pp": 2, "schedule": "zb-h1"}, "", ["schedule = zb-h1 (1f1b stands for it)"]),
+    ({"pp": 3, "schedule": "gpipe", "recompute": "full"},
+     f"--pipeline-model-parallel-layout 'Et*11|(t*11|)*1t*10L' {BLOCK} 11", ["schedule = gpipe (1f1b stands for it)"]),
+    ({"recompute": {"kind": "full", "layers": 3}}, f"{BLOCK} 3", []),
+    ({"recompute": {"kind": "selective", "layers": 3}},
+     "--recompute-granularity selective --recompute-modules layernorm",
+     ["recompute = selective of the MLP's", "recompute of 3 layers of every stage"]),
+    ({"recompute": "selective", "plan": "megatron"}, "--recompute-modules core_attn", []),
+    ({"compile": True}, "", ["strategy.compile = true (its own fused kernels"]),
+    ({"cuda_graphs": True}, "", ["strategy.cuda_graphs = true (its graphs hold"]),
+    ({"cp": 4, "cp_comm_type": {"ulysses": 2, "ring": 2}},
+     "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2", []),
+    ({"cp": 2, "cp_comm_type": "ring"}, "--cp-comm-type p2p", []),
+    ({"cp": 2, "cp_comm_type": "ulysses"}, "--cp-comm-type a2a", []),
+    ({"precision": "fp64"}, "", ["train.precision = fp64"]),
+    # models
+    ({"model": "llama3-405b"}, "--num-layers 126 --num-query-groups 8 --rotary-base 500000 --use-rope-scaling", []),
+    ({"model": "qwen3-8b"}, "--qk-layernorm --rotary-base 1000000 --untie-embeddings-and-output-weights", []),
+    ({"model": "mistral-7b"}, "--window-size 4095,0", []),
+    ({"model": {"family": "llama", "num_layers": 6, "hidden": 64, "num_heads": 4, "ffn_hidden": 96,
+                "max_sequence": 4096, "window": 128, "full_every": 3}}, "--window-attn-skip-freq 3", []),
+    ({"model": {"family": "llama", "num_layers": 6, "hidden": 64, "num_heads": 4, "ffn_hidden": 96,
+                "max_sequence": 4096, "window": 128, "full_first": 2}}, "--window-attn-skip-freq '[0,0,1,1,1,1]'", []),
+    ({"model": {"preset": "llama3-8b", "parallel_block": True}}, "", ["model.parallel_block = true (attention comes"]),
+    # its rules: what breaks one is not emitted
+    ({"precision": "fp8"}, "--fp8-param-gather --use-distributed-optimizer", []),
+    ({"precision": "fp8", "dp": 4}, "--fp8-format hybrid", ["recipe.fp8_param_gather (its distributed"]),
+    ({"recipe": {"exp_avg_dtype": "bf16"}},
+     "--use-precision-aware-optimizer --exp-avg-dtype bf16 --use-distributed-optimizer", []),
+    ({"recipe": {"exp_avg_dtype": "bf16"}, "dp": 4}, "", ["recipe.exp_avg_dtype and exp_avg_sq_dtype (its"]),
+    ({"recipe": {"optimizer_offload_fraction": 0.5}, "dp": 4, "shard": "zero1"},
+     "--optimizer-cpu-offload --optimizer-offload-fraction 0.5 --use-precision-aware-optimizer", []),
+    ({"recipe": {"optimizer_offload_fraction": 0.5}, "precision": "mxfp8"}, "--optimizer-cpu-offload",
+     ["recipe.fp8_param_gather (beside an optimizer"]),
+    ({"model": "mistral-7b", "cp": 2, "cp_comm_type": "ring"}, "--cp-comm-type all_gather",
+     ["cp_comm_type of layers with windows"]),
+    ({"model": "mixtral-8x7b", "tp": 4, "sequence_parallel": False}, "--sequence-parallel",
+     ["sequence_parallel = false (experts"]),
+    ({"model": "mixtral-8x7b", "pp": 4, "dp": 2, "ep": 2, "schedule": "1f1b",
+      "recipe": {"overlap_moe_expert_parallel_comm": True}},
+     "", ["recipe.overlap_moe_expert_parallel_comm (it stands without several stages"]),
+    ({"model": "mixtral-8x7b", "dp": 2, "recipe": {"overlap_moe_expert_parallel_comm": True}}, "",
+     ["recipe.overlap_moe_expert_parallel_comm (it stands without ranks that share"]),
+]  # fmt: skip
+TORCHTITAN: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({}, "training.mixed_precision_param = 'bfloat16'", []),
+    ({}, 'config.model_spec = model_registry("8B"); config.activation_checkpoint = None; compile.enable = True', []),
+    ({"precision": "fp32"}, "training.mixed_precision_param = 'float32'", []),
+    ({"precision": "fp64"}, "", ["train.precision = fp64 (the configuration's own stands)"]),
+    ({"tp": 2, "overlap": "sync", "sequence_parallel": True},
+     "parallelism.tensor_parallel_degree = 2; parallelism.enable_sequence_parallel = True", []),
+    ({"tp": 2, "overlap": "domino", "slices": {"batch": 2}}, "compile.enable_async_tensor_parallel = True",
+     ["slices 2x1 of Domino", "overlap.tp = domino (async tensor parallelism"]),
+    ({"dp": 4, "overlap": {"tp": "sync", "shard": "none"}}, "", ["overlap.shard = none (FSDP2 always prefetches)"]),
+    ({"dp": 4, "shard": "fsdp"},
+     "parallelism.data_parallel_shard_degree = 4; parallelism.fsdp_reshard_after_forward = 'always'", []),
+    ({"dp": 4, "shard": "zero2"}, "parallelism.fsdp_reshard_after_forward = 'never'", [STAYS]),
+    ({"dp": 4, "shard": {"params": 1, "grads": 1, "optim": 2}},
+     "parallelism.data_parallel_replicate_degree = 2; parallelism.data_parallel_shard_degree = 2",
+     ["shard factors that differ (params 1, grads 1, optim 2; all three become 2)", STAYS]),
+    ({"dp": 4, "shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 2}}, "", ["shard.secondary = 2"]),
+    ({"dp": 2, "cp": 2, "cp_comm_type": "ring", "shard": "fsdp"},
+     "parallelism.data_parallel_shard_degree = 2; parallelism.context_parallel_degree = 2", []),
+    ({"dp": 2, "cp": 4, "cp_comm_type": "ulysses"}, "parallelism.data_parallel_replicate_degree = 2",
+     ["shard.optim = 1 (FSDP2 also shards over the 4 context-parallel ranks: 4)",
+      "cp_comm_type with 4 ranks that exchange heads (all are one ring)"]),
+    ({"pp": 2, "schedule": "interleaved", "virtual_stages": 4},
+     "parallelism.pipeline_parallel_schedule = 'Interleaved1F1B'; "
+     "first = [0, 4, 8, 12, 16, 20, 24, 28, 32]  # layer of every stage, and the end; " + PARTS, []),
+    ({"pp": 2, "schedule": "zb-v"}, "parallelism.pipeline_parallel_schedule = 'ZBVZeroBubble'", []),
+    ({"pp": 3, "schedule": "eager-1f1b"}, "parallelism.pipeline_parallel_schedule = '1F1B'; "
+     "parallelism.pipeline_parallel_microbatch_size = 2; training.local_batch_size = 64",
+     ["schedule = eager-1f1b (1f1b stands for it)"]),
+    ({"pp": 3, "schedule": "1f1b", "stage_layers": [10, 11, 11]},
+     "first = [0, 10, 21, 32]  # layer of every stage, and the end", []),
+    ({"recompute": "full"}, "config.activation_checkpoint = FullAC.Config()", []),
+    ({"recompute": {"kind": "full", "layers": 3}}, "", ["recompute of 3 layers of every stage (all are recomputed)"]),
+    ({"recompute": "selective"}, "config.activation_checkpoint = SelectiveAC.Config()",
+     ["recompute = selective as ours"]),
+    ({"cuda_graphs": True}, "training.disable_cuda_graphs = False", []),
+    ({"pp": 2, "schedule": "1f1b", "cuda_graphs": True}, "training.disable_cuda_graphs = True",
+     ["cuda_graphs (it has none with pipelines)"]),
+    # models
+    ({"model": "llama3-405b"}, 'config.model_spec = model_registry("405B")', []),
+    ({"model": {"preset": "llama3-8b", "num_layers": 8}}, 'config.model_spec = model_registry("FLAVOR")',
+     ["the model's shapes (name a module"]),
+    *(({"model": {"preset": "llama3-8b", key: value}}, "", [f"model.{key} = {value} (theirs has {theirs})"])
+      for key, value, theirs in (("tied_embeddings", True, False), ("rope_theta", 1e4, 5e5), ("window", 512, 0),
+                                 ("norm_eps", 1e-6, 1e-5), ("parallel_block", True, False),
+                                 ("attention_dropout", 0.1, 0.0), ("vocab", 32000, 128256))),
+]  # fmt: skip
+DEEPSPEED: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({"dp": 8, "shard": "ddp"}, '"stage": 0; "overlap_comm": true; "gradient_accumulation_steps": 4', []),
+    ({"dp": 8, "shard": "zero2", "overlap": "sync"}, '"stage": 2; "overlap_comm": false', []),
+    ({"dp": 8, "overlap": {"tp": "sync", "shard": "forward"}}, "", ["overlap.shard = forward (overlap_comm"]),
+    ({"dp": 8, "shard": {"params": 8, "grads": 8, "optim": 8, "secondary": 4}}, '"zero_hpz_partition_size": 4', []),
+    ({"dp": 8, "shard": {"params": 1, "grads": 1, "optim": 4}}, '"stage": 1', ["shard.optim = 4 (ZeRO shards over"]),
+    ({"dp": 4, "pp": 2, "schedule": "1f1b", "recompute": "full"},
+     '"activation_checkpoint_interval": 1; "cpu_checkpointing": false', []),
+    ({"dp": 8, "recompute": "full"}, '"cpu_checkpointing": false', ["recompute = full (the model's code"]),
+    ({"dp": 8, "recompute": {"kind": "selective", "layers": 3}}, "",
+     ["recompute of 3 layers", "recompute = selective (nothing"]),
+    ({"dp": 4, "pp": 2, "schedule": "zb-h1"}, '"stages": 2', ["schedule = zb-h1 (1f1b stands"]),
+    ({"dp": 4, "pp": 2, "schedule": "1f1b", "stage_layers": [15, 17]}, "", ["stage_layers = [15, 17] ("]),
+    ({"dp": 4, "pp": 2, "schedule": "1f1b", "shard": "zero3"}, '"stage": 1', ["ZeRO-3 within a pipeline"]),
+    ({"dp": 2, "tp": 2, "pp": 2, "schedule": "1f1b"}, "", ["strategy.tp = 2 within a pipeline"]),
+    ({"dp": 2, "pp": 2, "cp": 2, "cp_comm_type": "ulysses", "schedule": "1f1b"}, "",
+     ["cp = 2 within a pipeline, which it refuses"]),
+    ({"dp": 4, "tp": 2, "sequence_parallel": True, "overlap": "domino"},
+     '"autotp_size": 2; "tp_overlap_comm": true', ["strategy.sequence_parallel = true (every rank has",
+                                                   "overlap.tp = domino (tp_overlap_comm"]),
+    ({"dp": 4, "cp": 2, "cp_comm_type": "ring"}, '"sequence_parallel_size": 2', ["cp_comm_type with rings of 2"]),
+    ({"dp": 8, "compile": True}, "", ["strategy.compile = true (the program calls"]),
+    ({"optimizer": "muon"}, '"type": "Muon"; "momentum": 0.95', []),
+    ({"optimizer": "sgd"}, '"type": "SGD"; "nesterov": false; "zero_allow_untested_optimizer": true', []),
+    ({"dp": 8, "precision": "fp64"}, "", ["train.precision = fp64 (fp32 stands for it)"]),
+    ({"dp": 8, "shard": "fsdp", "recipe": {"optimizer_offload_fraction": 0.5}}, '"ratio": 0.5', []),
+    ({"dp": 8, "shard": "zero1", "recipe": {"optimizer_offload_fraction": 0.5}}, '"device": "cpu"',
+     ["recipe.optimizer_offload_fraction = 0.5 (before stage 3"]),
+    ({"dp": 8, "recipe": {"optimizer_offload_fraction": 1.0}}, '"device": "cpu"',
+     ["recipe.optimizer_offload_fraction without sharding"]),
+    ({"dp": 8, "recipe": {"exp_avg_dtype": "bf16"}}, "", ["recipe.exp_avg_dtype = bf16 (moments are in fp32)"]),
+]  # fmt: skip
+ROWS = [
+    (name, *row)
+    for name, rows in {"megatron": MEGATRON, "torchtitan": TORCHTITAN, "deepspeed": DEEPSPEED}.items() for row in rows
+]  # fmt: skip
 
 
-def added(one: Job) -> str:
-    """Flags beyond degrees, batches, precision and the model's shapes."""
-    always = 6
-    return " ".join(line for line in lines(one)[always:] if line.split()[0].removeprefix("--") not in MODEL_FLAGS)
+@pytest.mark.parametrize(("framework", "changed", "says", "cannot"), ROWS)
+def test_a_strategy_is_said_or_named(framework: str, changed: dict[str, Any], says: str, cannot: list[str]) -> None:
+    """cannot: how all sentences begin on what is unsaid, but for those of every job."""
+    found = emit(job(**changed), framework)
+    lines = {line.strip().rstrip("\\, ") for line in found.text.splitlines()}
+    if framework == "torchtitan":
+        compile(found.text, "plait_plan.py", "exec")
+    wanted = says.split("; ") if framework != "megatron" else [f"--{one}".strip() for one in says.split("--")[1:]]
+    assert [one for one in wanted if one and one.strip() not in lines] == []
+    unsaid = [one for one in found.unsupported if not one.startswith(ALWAYS)]
+    assert len(unsaid) == len(cannot), unsaid
+    assert [one for one in cannot if not any(line.startswith(one) for line in unsaid)] == [], unsaid
 
 
-def unsaid(one: Job, framework: str) -> list[str]:
-    """But the vocabulary, which is a tokenizer's, and rotary frequencies, in which Llama 3 and 3.1 differ."""
-    found = emit(one, framework).unsaid
-    return [what for what in found if not what.startswith(("the vocabulary (", "model.rope_scaling, "))]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "flags", "cannot"),
-    [
-        ({}, "", []),
-        ({"tp": 2}, "", ["overlap.tp = domino (its own overlap behind weight gradients stands for it)"]),
-        ({"tp": 2, "overlap": "sync"}, "",
-         ["overlap.tp = sync (its all-reduce runs behind weight gradients, which no flag forbids)"]),
-        ({"tp": 2, "overlap": "no-communication"}, "", ["overlap.tp = no-communication (it communicates)"]),
-        ({"tp": 2, "overlap": "async"}, "", []),
-        ({"tp": 2, "overlap": "async", "slices": {"batch": 1, "columns": 1}}, "", []),
-        ({"dp": 4}, "--overlap-grad-reduce", []),
-        ({"dp": 4, "shard": "zero1"}, "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather", []),
-        ({"dp": 4, "shard": "zero2"},
-         "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather --use-megatron-fsdp "
-         "--data-parallel-sharding-strategy optim_grads --ckpt-format fsdp_dtensor", []),
-        ({"dp": 4, "shard": "fsdp"},
-         "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather --use-megatron-fsdp "
-         "--data-parallel-sharding-strategy optim_grads_params --ckpt-format fsdp_dtensor", []),
-        ({"dp": 4, "shard": {"params": 1, "grads": 2, "optim": 4}},
-         "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather --use-megatron-fsdp "
-         "--data-parallel-sharding-strategy optim_grads --ckpt-format fsdp_dtensor",
-         ["shard.grads = 2 (it is sharded 4 ways, as optimizer states are)"]),
-        ({"dp": 4, "shard": {"params": 1, "grads": 1, "optim": 2}},
-         "--overlap-grad-reduce --use-distributed-optimizer --num-distributed-optimizer-instances 2 "
-         "--overlap-param-gather", []),
-        ({"dp": 4, "overlap": NO_SYNC}, "", []),
-        ({"dp": 4, "shard": "zero1", "overlap": NO_SYNC}, "--use-distributed-optimizer", []),
-        ({"dp": 4, "shard": "zero1", "overlap": NO_SYNC | {"shard": "forward"}},
-         "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
-         ["overlap.shard = forward (overlap-param-gather needs overlap-grad-reduce)"]),
-        ({"dp": 4, "shard": "zero1", "overlap": NO_SYNC | {"shard": "backward"}},
-         "--overlap-grad-reduce --use-distributed-optimizer", []),
-        ({"pp": 2, "schedule": "interleaved", "virtual_stages": 4, "recompute": "full"},
-         "--num-virtual-stages-per-pipeline-rank 4 --recompute-granularity full --recompute-method block "
-         "--recompute-num-layers 4", []),
-        ({"pp": 2, "schedule": "zb-v", "recompute": "full"},
-         "--num-virtual-stages-per-pipeline-rank 2 --recompute-granularity full --recompute-method block "
-         "--recompute-num-layers 8", ["schedule = zb-v (interleaved stands for it)"]),
-        ({"pp": 3, "schedule": "gpipe", "recompute": "full"},
-         "--pipeline-model-parallel-layout 'Et*11|(t*11|)*1t*10L' --recompute-granularity full "
-         "--recompute-method block --recompute-num-layers 11",
-         ["schedule = gpipe (1f1b stands for it)"]),
-        ({"recompute": {"kind": "full", "layers": 3}},
-         "--recompute-granularity full --recompute-method block --recompute-num-layers 3", []),
-        ({"recompute": {"kind": "selective", "layers": 3}},
-         "--recompute-granularity selective --recompute-modules layernorm",
-         ["recompute = selective of the MLP's activation (only norms are recomputed)",
-          "recompute of 3 layers of every stage (all are recomputed)"]),
-        ({"compile": True, "overlap": "sync"}, "", ["compile (its own fused kernels stand for it)"]),
-    ],
-)  # fmt: skip
-def test_flags_of_megatron(strategy: dict[str, Any], flags: str, cannot: list[str]) -> None:
-    one = job(**strategy)
-    assert added(one) == f"{flags} --bf16".strip()
-    assert unsaid(one, "megatron") == cannot
-
-
-@pytest.mark.parametrize(
-    ("strategy", "parallel", "cannot"),
-    [
-        ({}, {}, []),
-        ({"tp": 2, "overlap": "sync"}, {"tensor_parallel_degree": 2, "enable_sequence_parallel": False}, []),
-        ({"tp": 2, "overlap": "sync", "sequence_parallel": True},
-         {"tensor_parallel_degree": 2, "enable_sequence_parallel": True}, []),
-        ({"tp": 2}, {"tensor_parallel_degree": 2, "enable_sequence_parallel": False},
-         ["overlap.tp = domino (async tensor parallelism, which needs compile, is nearest)"]),
-        ({"overlap": NO_SYNC}, {}, []),
-        ({"dp": 4, "overlap": NO_SYNC}, {"data_parallel_replicate_degree": 4},
-         ["overlap.shard = none (FSDP2 always prefetches)"]),
-        ({"dp": 4, "shard": "zero2"},
-         {"data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "never"}, [STAYS]),
-        ({"dp": 4, "shard": {"params": 1, "grads": 1, "optim": 2}},
-         {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 2, "fsdp_reshard_after_forward": "never"},
-         ["shard factors that differ (params 1, grads 1, optim 2; all three become 2)", STAYS]),
-        ({"dp": 4, "shard": {"params": 2, "grads": 4, "optim": 4}},
-         {"data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "always"},
-         ["shard factors that differ (params 2, grads 4, optim 4; all three become 4)"]),
-        ({"dp": 2, "cp": 2, "cp_comm_type": "ring", "shard": "fsdp"},
-         {"data_parallel_shard_degree": 2, "fsdp_reshard_after_forward": "always", "context_parallel_degree": 2}, []),
-        ({"dp": 2, "cp": 4, "cp_comm_type": "ulysses"},
-         {"data_parallel_replicate_degree": 2, "context_parallel_degree": 4},
-         ["shard.optim = 1 (FSDP2 shards over the 4 ranks of a sequence as well: 4)",
-          "cp_comm_type with 4 ranks that exchange heads (all are one ring)"]),
-        ({"pp": 2, "schedule": "interleaved", "virtual_stages": 4},
-         {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "Interleaved1F1B",
-          "module_fqns_per_model_part": cut(*[4] * 8), "pipeline_parallel_microbatch_size": 2}, []),
-        ({"pp": 2, "schedule": "zb-v"},
-         {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "ZBVZeroBubble",
-          "module_fqns_per_model_part": cut(*[8] * 4), "pipeline_parallel_microbatch_size": 2}, []),
-        ({"pp": 3, "schedule": "eager-1f1b"},
-         {"pipeline_parallel_degree": 3, "pipeline_parallel_schedule": "1F1B",
-          "module_fqns_per_model_part": cut(11, 11, 10), "pipeline_parallel_microbatch_size": 2},
-         ["schedule = eager-1f1b (1f1b stands for it)"]),
-        ({"pp": 3, "schedule": "1f1b", "stage_layers": [10, 11, 11]},
-         {"pipeline_parallel_degree": 3, "pipeline_parallel_schedule": "1F1B",
-          "module_fqns_per_model_part": cut(10, 11, 11), "pipeline_parallel_microbatch_size": 2},
-         []),
-        ({"recompute": {"kind": "full", "layers": 3}}, {},
-         ["recompute of 3 layers of every stage (all are recomputed)"]),
-        ({"recompute": "full"}, {}, []),
-        ({"recompute": {"kind": "none", "layers": 3}}, {}, []),
-        ({"recompute": "selective"}, {},
-         ["recompute = selective as ours (theirs also recomputes some matrix products)"]),
-    ],
-)  # fmt: skip
-def test_settings_of_torchtitan(strategy: dict[str, Any], parallel: dict[str, Any], cannot: list[str]) -> None:
-    one = job(**strategy)
-    ones = dict.fromkeys(
-        ["data_parallel_replicate_degree", "data_parallel_shard_degree", *(
-            f"{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))], 1)  # fmt: skip
-    found = tables(one)
-    assert found["parallelism"] == ones | parallel
-    assert unsaid(one, "torchtitan") == cannot
-    assert found["training"]["local_batch_size"] == (64 if "pp" in strategy else 2)
-    beside = one.base_strategy.tp > 1 and one.base_strategy.overlap != "sync"
-    assert found["compile"] == {"enable": True} | ({"enable_async_tensor_parallel": True} if beside else {})
-    kind = one.base_strategy.recompute
-    assert found["again"] == {"none": None, "selective": "SelectiveAC", "full": "FullAC"}[kind]
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "fp32", "fp64"])
-def test_a_precision_that_they_do_not_have_is_named(precision: str) -> None:
-    one = job().changed([f'train.precision="{precision}"'])
-    told = {"bf16-mixed": "bfloat16", "fp32": "float32"}.get(precision)
-    training = tables(one)["training"]
-    assert training.get("mixed_precision_param") == told
-    assert ("bf16" in flags(one)) == (precision == "bf16-mixed")
-    for framework in FRAMEWORKS:
-        instead = {"torchtitan": " (the configuration's own stands)", "deepspeed": " (fp32 stands for it)"}
-        named = [line for line in unsaid(one, framework) if not line.startswith("the model")]
-        assert named == ([] if told else [f"train.precision = fp64{instead.get(framework, '')}"])
-
-
-def test_torchtitan_compiles_as_what_is_predicted_does() -> None:
-    found = [tables(job(**PLAIN | {"overlap": "sync", "compile": on}))["compile"] for on in (False, True)]
-    assert found == [{"enable": True}, {"enable": True}]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"tied_embeddings": True}, "model.tied_embeddings = True (theirs has False)"),
-        ({"rope_theta": 1e4}, "model.rope_theta = 10000.0 (theirs has 500000.0)"),
-        ({"norm_eps": 1e-6}, "model.norm_eps = 1e-06 (theirs has 1e-05)"),
-        ({"window": 512}, "model.window = 512 (theirs has 0)"),
-        ({"parallel_block": True}, "model.parallel_block = True (theirs has False)"),
-        ({"attention_dropout": 0.1}, "model.attention_dropout = 0.1 (theirs has 0.0)"),
-        ({"vocab": 32000}, "model.vocab = 32000 (theirs has 128256)"),
-        ({}, "model.rope_scaling, which theirs has (that of 3.1)"),
-    ],
-)
-def test_what_their_model_has_otherwise_is_named(change: dict[str, Any], words: str) -> None:
-    one = job(slices={"batch": 1})
-    values = one.to_dict()
-    values["model"] |= change
-    told = emit(Job.from_dict(values), "torchtitan").unsaid
-    assert words in told and len(told) == 1 + bool(change)
-
-
-def test_their_own_model_is_theirs_whole() -> None:
-    values = job(slices={"batch": 1}).to_dict() | {"model": {"preset": "llama3-405b"}}
-    assert emit(Job.from_dict(values), "torchtitan").unsaid == []
-
-
-def test_torchtitan_captures_where_the_strategy_does() -> None:
-    found = [tables(job(cuda_graphs=on))["training"]["disable_cuda_graphs"] for on in (False, True)]
-    assert found == [True, False]
-
-
-def test_context_parallelism_of_both_kinds() -> None:
-    both = flags(job(**PLAIN | {"cp": 4, "cp_comm_type": {"ulysses": 2, "ring": 2}}))
-    assert (both["cp-comm-type"], both["hierarchical-context-parallel-sizes"]) == ("a2a+p2p", "2 2")
-    assert flags(job(**PLAIN | {"cp": 2, "cp_comm_type": "ring"}))["cp-comm-type"] == "p2p"
-    assert flags(job(**PLAIN | {"cp": 2, "cp_comm_type": "ulysses"}))["cp-comm-type"] == "a2a"
-
-
-ONE = open_job()
-SPACE = enumerate_space(asked_of(ONE, ONE.model_spec(vocab=257), H100), most=20_000)
-
-
-@given(st.integers(0, len(SPACE) - 1))
-def test_degrees_and_batches_are_those_of_the_job(at: int) -> None:
-    one = job_at(ONE, SPACE.row(at))
-    found, parallel, training = flags(one), tables(one)["parallelism"], tables(one)["training"]
-    megatron = [int(found[f"{name}-parallel-size"]) for name in ("tensor-model", "pipeline-model", "context")]
-    titan = [parallel[f"{name}_parallel_degree"] for name in ("tensor", "pipeline", "context")]
-    assert megatron == titan == [one.strategy.tp, one.strategy.pp, one.strategy.cp]
-    replicas = parallel["data_parallel_replicate_degree"] * parallel["data_parallel_shard_degree"]
-    assert replicas == one.strategy.dp
-    assert int(found["micro-batch-size"]) == SPACE.micro[at]
-    assert training["global_batch_size"] == int(found["global-batch-size"]) == 64
-    assert 64 % (training["local_batch_size"] * replicas) == 0
+@pytest.mark.parametrize(("ranks", "nodes"), [(4, 1), (32, 4)])
+def test_lines_that_start_it(ranks: int, nodes: int) -> None:
+    torchrun, slurm = emit(job(dp=ranks), "megatron", 8).launch
+    assert f"--nproc-per-node={min(8, ranks)}" in torchrun and "pretrain_gpt.py" in torchrun
+    assert ("--nnodes=" in torchrun) == (nodes > 1) and f"srun --nodes={nodes} --ntasks-per-node=1" in slurm
+    assert emit(job(), "megatron").launch == []
 
 
 def test_another_framework_is_answered_with_the_known_ones() -> None:
     with pytest.raises(JobError, match=r"did you mean 'megatron'.*torchtitan or megatron or deepspeed"):
         emit(job(), "megatronn")
-    assert set(FRAMEWORKS) == {"torchtitan", "megatron", "deepspeed"}
+    assert set(WRITERS) == {"torchtitan", "megatron", "deepspeed"}
+
+
+def test_what_no_framework_is_told_is_refused() -> None:
+    check_emits(job("mixtral-8x7b", dp=8), "megatron")
+    for one, framework in ((job("mixtral-8x7b", dp=8), "torchtitan"), (job(precision="nvfp4"), "megatron")):
+        with pytest.raises(JobError, match="not be emitted yet"):
+            check_emits(one, framework)
+
+
+def test_a_layout_groups_equal_stages() -> None:
+    assert layout([1, 1]) == "Et*1|t*1L"
+    assert layout([2, 2, 2, 1, 1, 3]) == "Et*2|(t*2|)*2(t*1|)*2t*3L"

@@ -1,5 +1,5 @@
-"""Emitted settings, loaded by the frameworks themselves. They are installed first, a gigabyte in all:
-``-m contract``."""
+"""Emitted settings, loaded by the frameworks themselves. They are installed first, a gigabyte in
+all: ``-m contract``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from plait.core.job.spec import Job
-from plait.plan.asking import asked_of, job_at
 from plait.plan.emit import emit
-from plait.plan.space import enumerate_space
+from plait.plan.search.request import job_at, search_request
+from plait.plan.search.space import enumerate_space
+from tests.plan.search.test_request import H100
+from tests.plan.search.test_request import job as open_job
 from tests.plan.test_as_emitted import drawn as for_framework
-from tests.plan.test_asking import H100
-from tests.plan.test_asking import job as open_job
 from tests.support.frameworks import answer, installed
 
 pytestmark = [pytest.mark.contract, pytest.mark.system]
@@ -113,7 +113,7 @@ NAMED = [
 def drawn(count: int) -> list[Job]:
     """Plans of a space, evenly over it."""
     one = open_job()
-    space = enumerate_space(asked_of(one, one.model_spec(vocab=257), H100), most=20_000)
+    space = enumerate_space(search_request(one, one.model_spec(vocab=257), H100), most=20_000)
     return [job_at(one, space.row(at)) for at in range(0, len(space), len(space) // count)][:count]
 
 
@@ -152,8 +152,8 @@ def test_megatron_takes_what_is_emitted(tmp_path: Path) -> None:
 
 
 def test_deepspeed_takes_what_is_emitted(tmp_path: Path) -> None:
-    """By the rules of its own configuration, which refuses keys that it does not know and batches that do not
-    divide."""
+    """By the rules of its own configuration, which refuses keys that it does not know and batches
+    that do not divide."""
     jobs = [*NAMED, *drawn(40), *for_framework("deepspeed", 40)]
     asked = [(emit(one, "deepspeed").text, one.degrees[0][0] * one.strategy.cp) for one in jobs]
     found = answer(installed("deepspeed", tmp_path), DEEPSPEED, asked)

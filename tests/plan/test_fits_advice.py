@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from plait.core.base.errors import InfeasiblePlan, PlaitError
+from plait.core.base.errors import InfeasiblePlan
 from plait.core.base.text import in_bytes
 from plait.core.job.spec import Job
 from plait.core.step.memory.estimate import estimate
-from plait.plan import fits
-from plait.plan.fits import Room, check_fits, check_size, gpus
 from plait.plan.make import job_step
+from plait.plan.search import fits
+from plait.plan.search.fits import AvailableMemory, check_fits, check_size, gpus
 
 SMALL = {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "max_sequence": 128, "vocab": 300}
 GIB = 1 << 30
@@ -30,19 +30,10 @@ def test_parameters_in_words(monkeypatch: pytest.MonkeyPatch, parameters: int, t
     model = SimpleNamespace(num_layers=10_001, num_parameters=parameters, hidden=1, levels=0)
     monkeypatch.setattr(Job, "model_spec", lambda *_: model)
     with pytest.raises(InfeasiblePlan, match=rf"of a model of {told.replace('+', '[+]')} parameters need at least"):
-        check_size(job, 300, Room(shared=1))
+        check_size(job, 300, AvailableMemory(shared=1))
 
 
-def test_a_job_of_too_many_layers_that_just_fits_is_refused_for_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fits, "least_bytes", lambda *_: GIB)
-    job = Job.from_dict({"model": SMALL | {"num_layers": 10_001}})
-    with pytest.raises(PlaitError, match="layers are more than"):
-        check_size(job, 300, Room(shared=GIB))
-    with pytest.raises(PlaitError, match="cannot fit"):
-        check_size(job, 300, Room(shared=GIB - 1))
-
-
-def refused(job: Job, there: Room) -> str:
+def refused(job: Job, there: AvailableMemory) -> str:
     with pytest.raises(InfeasiblePlan) as caught:
         check_fits(job, estimate(job_step(job, 300), gpu=bool(there.each)), 300, there)
     return str(caught.value)
@@ -59,7 +50,7 @@ def test_changes_that_are_absurd_are_passed_over(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(fits, "job_step", lambda one, _: walked.append(one))
     monkeypatch.setattr(fits, "estimate", lambda _, **__: found)
     with pytest.raises(InfeasiblePlan) as caught:
-        check_fits(job, found, 300, Room(each=most - 1, what="each of 8 GPUs"))
+        check_fits(job, found, 300, AvailableMemory(each=most - 1, what="each of 8 GPUs"))
     said = str(caught.value)
     assert said.endswith("Use a smaller model, shorter sequences or smaller micro-batches, or many more ranks.")
     assert f"each of 8 GPUs has {in_bytes(most - 1)}. " in said
@@ -72,11 +63,11 @@ def test_of_unequal_places_no_degree_is_changed() -> None:
         "strategy": {"pp": 2, "dp": [4, 2], "tp": [1, 2], "cp": 2, "schedule": "1f1b"},
     })  # fmt: skip
     every = estimate(job_step(job, 300)).bytes
-    said = refused(job, Room(shared=every - 1))
+    said = refused(job, AvailableMemory(shared=every - 1))
     assert "would fit with strategy.shard=zero1." in said
     assert f"are available on this machine, where all 16 ranks would need {in_bytes(every)}. " in said
     # On one machine more ranks bring no more memory.
-    assert refused(job, Room(shared=1)).endswith("smaller micro-batches, or more machines.")
+    assert refused(job, AvailableMemory(shared=1)).endswith("smaller micro-batches, or more machines.")
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> None:

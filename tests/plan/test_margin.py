@@ -1,4 +1,5 @@
-"""Memory as a risk: bands, what stays free, what is refused, and what the safest strategy gives up."""
+"""Memory as a risk: bands, what stays free, what is refused, and what the safest strategy gives
+up."""
 
 from __future__ import annotations
 
@@ -10,19 +11,18 @@ import numpy as np
 import pytest
 
 from plait.core.base.errors import InfeasiblePlan, JobError
+from plait.core.cluster.efficiency import Overhead
 from plait.core.cluster.hardware import Cluster
-from plait.core.cluster.overhead import Overhead
 from plait.core.job.constraint import NO_MARGIN, SURE, Margin
 from plait.core.job.spec import Job
 from plait.core.step.memory.closed_memory import step_memory
 from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.answer import Planner
-from plait.plan.band import memory_deviation
-from plait.plan.candidate import Answer
-from plait.plan.memory_report import MemoryReport, PlaceMemory, percent
-from plait.plan.needs import Needs
-from plait.plan.safest import LONGER, SURELY, roomiest
-from tests.plan.test_search import A100, MODEL, SMALL, asked, brute_force, cluster
+from plait.plan.explain.memory_report import MemoryReport, PlaceMemory, percent
+from plait.plan.search.candidate import Answer
+from plait.plan.search.needs import Needs, memory_deviation
+from plait.plan.search.search import LONGER, SURELY, safest
+from tests.plan.search.test_search import A100, MODEL, SMALL, asked, brute_force, cluster
 
 GIB = 1 << 30
 P90 = NormalDist().inv_cdf(SURE)
@@ -55,17 +55,17 @@ def test_kinds_of_memory_err_apart() -> None:
 def test_a_margin_that_leaves_nothing_is_refused_by_key(margin: float | str) -> None:
     """At once, and not by advice that cannot help."""
     planner = Planner(job(margin), Cluster.preset("h100"), 32_000)
-    told = rf"^plan\.memory_margin: {margin} free leaves nothing of H100-SXM5-80GB, .* fill 7\S* GiB\. Allowed: less"
-    for ask in (lambda: planner.asked, lambda: planner.margin):
+    told = rf"^plan\.memory_margin: a margin of {margin} leaves no memory on H100-.*, .* fill 7\S* GiB\. Allowed: less"
+    for ask in (lambda: planner.request, lambda: planner.margin):
         with pytest.raises(JobError, match=told):
             ask()
-    assert Planner(job("60 GiB"), Cluster.preset("h100"), 32_000).asked.margin.size == 60 * GIB
+    assert Planner(job("60 GiB"), Cluster.preset("h100"), 32_000).request.margin.size == 60 * GIB
 
 
 def test_needs_are_memory_and_what_stays_free() -> None:
     points, _, _ = brute_force(asked(4, 4, **SMALL), A100)
     found = step_memory(MODEL, points, sequence=1024, overhead=A100.overhead)
-    none, likely = (Needs.of(found, margin, A100) for margin in (NO_MARGIN, Margin(sure=SURE)))
+    none, likely = (Needs.of(found, margin, A100) for margin in (NO_MARGIN, Margin(confidence=SURE)))
     assert (none.all == found.total).all() and (likely.total == found.total).all()
     deviation = memory_deviation(A100.overhead, found.lasting, found.moving, found.overhead, found.doubted)
     assert likely.kept == pytest.approx(P90 * deviation)
@@ -82,20 +82,22 @@ def report(total: float, deviation: float, margin: Margin = NO_MARGIN) -> Memory
 
 
 def test_a_report_says_how_sure_a_plan_is_to_fit() -> None:
-    tight = report(70, 5, Margin(sure=SURE))
+    tight = report(70, 5, Margin(confidence=SURE))
     assert tight.fits and tight.safe
     assert tight.likely == pytest.approx(NormalDist().cdf(2))
     assert tight.fullest.band == (int((70 - 5 * P90) * GIB), int((70 + 5 * P90) * GIB))
-    assert tight.told == (
+    assert tight.summary == (
         "fills 70 GiB of 80 GiB, 10 GiB stay free: 98% sure to fit (6.408 GiB are to stay free, to be 90% sure that "
         "it fits)"
     )
-    full = report(75, 5, Margin(sure=SURE))
+    full = report(75, 5, Margin(confidence=SURE))
     assert full.fits and not full.safe
-    assert full.told.endswith("84% sure to fit (6.408 GiB are to stay free, to be 90% sure that it fits: more than do)")
+    assert full.summary.endswith(
+        "84% sure to fit (6.408 GiB are to stay free, to be 90% sure that it fits: more than do)"
+    )
     risky = report(81, 5)
     assert not risky.fits
-    assert risky.told == "fills 81 GiB of 80 GiB, 1 GiB too much: 42% sure to fit, 58% to run out of memory"
+    assert risky.summary == "fills 81 GiB of 80 GiB, 1 GiB too much: 42% sure to fit, 58% to run out of memory"
     values = tight.to_dict()
     assert values["memory_kept_free"] == int(P90 * 5 * GIB) and values["probability_to_fit"] == tight.likely
     assert (report(70, 0).likely, report(81, 0).likely) == (1.0, 0.0)
@@ -110,10 +112,10 @@ def test_the_least_sure_place_counts() -> None:
     assert MemoryReport((one, other), 80 * GIB).likely == pytest.approx(NormalDist().cdf(12 / 20))
 
 
-@pytest.mark.parametrize("margin", [Margin(), Margin(share=0.3), Margin(size=2 * GIB), Margin(sure=SURE)])
+@pytest.mark.parametrize("margin", [Margin(), Margin(share=0.3), Margin(size=2 * GIB), Margin(confidence=SURE)])
 def test_a_search_keeps_its_margin(margin: Margin) -> None:
     """The best in closed form is the best of all that leave so much free."""
-    from plait.plan.search import search
+    from plait.plan.search.search import search
 
     one, on = replace(asked(4, 4, **SMALL), margin=margin), cluster(6.0)
     points, seconds, _ = brute_force(one, on)
@@ -136,18 +138,19 @@ def test_margins_change_the_plan_and_its_risk() -> None:
     values = auto.to_dict()
     assert values["memory_margin"] == {"sure": 0.9, "share": 0.0, "size": 0.0, "safest": False}
     assert values["candidates"][0]["probability_to_fit"] == auto.best.memory.likely
-    assert [one["kind"] for one in values["would_free_memory"]] == [one.change.kind for one in auto.frees]
+    assert [one["kind"] for one in values["would_free_memory"]] == [one.move.kind for one in auto.frees]
 
 
 def test_the_surest_are_tried_the_fastest_of_them_first() -> None:
-    """Of points that take no longer than a limit: those as good as sure by seconds, then by room."""
-    one, on = replace(asked(4, 4, **SMALL), margin=Margin(sure=SURE)), cluster(10.0)
+    """Of points that take no longer than a limit: those as good as sure by seconds, then by
+    room."""
+    one, on = replace(asked(4, 4, **SMALL), margin=Margin(confidence=SURE)), cluster(10.0)
     points, seconds, _ = brute_force(one, on)
     limit = float(np.quantile(seconds, 0.5))
-    found = roomiest(one, on, "bf16-mixed", seconds=limit, keep=10**6, most=10**9)
+    found = safest(one, on, "bf16-mixed", seconds=limit, keep=10**6, most=10**9)
     taken = total_seconds(MODEL, found, on, sequence=1024, precision="bf16-mixed")
     memory = step_memory(MODEL, found, sequence=1024, overhead=on.overhead)
-    sure, likely = (Needs.of(memory, Margin(sure=each), on) for each in (SURELY, SURE))
+    sure, likely = (Needs.of(memory, Margin(confidence=each), on) for each in (SURELY, SURE))
     count = int(sure.fits().sum())
     assert 0 < count < len(found) < len(points) and (taken <= limit).all()
     assert sure.fits()[:count].all() and (np.diff(taken[:count]) >= 0).all()
@@ -174,12 +177,3 @@ def test_what_leaves_too_little_free_is_refused_and_the_risk_is_named() -> None:
     told = str(caught.value)
     assert told.startswith("No strategy leaves enough memory free: the smallest of")
     assert "are to stay free, to be 90% sure that it fits. plan.memory_margin=fastest would do" in told
-
-
-def test_a_strategy_of_ones_own_is_told_its_risk_and_not_refused() -> None:
-    own = {"dp": 8, "shard": {"params": 1, "grads": 8, "optim": 8}}
-    train = {"global_batch_size": 64, "precision": "bf16-mixed", "micro_batch_size": 2}
-    planner = Planner(job(strategy=own, train=train), Cluster.preset("h100"), 32_000)
-    one = planner.checked().best
-    room = one.memory.usable - one.most_memory
-    assert one.memory.fits and (room < one.memory.kept(one.memory.fullest)) == (not one.memory.safe)

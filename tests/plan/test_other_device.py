@@ -1,4 +1,5 @@
-"""A profile of one device for a cluster of others, a format for another: said in a line, and only then."""
+"""A profile of one device for a cluster of others, a format for another: said in a line, and only
+then."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 from plait.core.cluster.hardware import Cluster
 from plait.core.cluster.profile import Curve, Group, Machine, Point, Profile
 from plait.core.job.spec import Job
-from plait.plan.where import other_device, stood_for
+from plait.plan.explain.job_cluster import describe_device_mismatch, describe_substitute
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_another_device_is_said(tmp_path: Path, measured: str, preset: str, warn
     machine = Machine(device=measured, kind="cuda", memory=1 << 36, ranks=2, ranks_per_node=2, backend="nccl")
     Profile(machine=machine, date="2026-01-01", collectives=(inside,)).write(file)
     values = {"model": {"preset": "gpt3-125m"}, "cluster": {"preset": preset, "profile": str(file)}}
-    told = other_device(Job.from_dict(values), Cluster.preset(preset))
+    told = describe_device_mismatch(Job.from_dict(values), Cluster.preset(preset))
     assert bool(told) == warned
     assert not warned or (measured in told and str(file) in told)
 
@@ -44,4 +45,4 @@ def test_another_device_is_said(tmp_path: Path, measured: str, preset: str, warn
 )
 def test_a_format_that_stands_for_another_is_said(preset: str, precision: str, told: str) -> None:
     job = Job.from_dict({"model": {"preset": "gpt3-125m"}, "train": {"precision": precision}})
-    assert stood_for(job, Cluster.preset(preset)) == told
+    assert describe_substitute(job, Cluster.preset(preset)) == told

@@ -1,4 +1,5 @@
-"""The benchmark of memory: what rows say of a device, and how right the whole is where the data is there."""
+"""The benchmark of memory: what rows say of a device, and how right the whole is where the data is
+there."""
 
 from __future__ import annotations
 

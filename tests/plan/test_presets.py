@@ -1,4 +1,5 @@
-"""Every model that ships plans on every cluster that ships, to something that fits or to what is missing."""
+"""Every model that ships plans on every cluster that ships, to something that fits or to what is
+missing."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
 from plait.core.step.memory.closed_memory import usable
 from plait.plan.answer import Planner
-from plait.plan.asking import job_at
-from plait.plan.search import search
+from plait.plan.search.request import job_at
+from plait.plan.search.search import search
 
 
 def shipped(kind: str) -> list[str]:
     return sorted(file.stem for file in Path(specs_folder(), kind).glob("*.toml"))
 
 
-SPACE = 600
+SPACE = 200
 """Points of a space, about: enough to have every arrangement of ranks."""
 COUNTS = (8, 64, 512, 2048)
 EVERY = [
@@ -50,7 +51,7 @@ def test_it_fits_or_says_what_is_missing(model: str, cluster: str, ranks: int) -
     there = Cluster.preset(cluster)
     planner = Planner(job, there, 32_000)
     try:
-        found = search(planner.asked, there, job.train.precision, keep=1, most=SPACE)
+        found = search(planner.request, there, job.train.precision, keep=1, most=SPACE)
     except InfeasiblePlan as error:
         refused = str(error)
     else:

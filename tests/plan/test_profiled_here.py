@@ -11,7 +11,7 @@ from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import MEMORY_RATE, Cluster
 from plait.core.cluster.mfu import dense_peak
 from plait.core.cluster.profile import Curve, Group, Machine, MemoryPass, Overlap, Point, Product, Profile
-from plait.plan.profiled import here, with_profile
+from plait.plan.calibrate.profiled import cluster_from_profile, with_profile
 
 NODE = Group(ranks=8, per_node=8, nodes=1)
 PAIRS = Group(ranks=2, per_node=1, nodes=2, stride=8, at_once=8)
@@ -40,31 +40,31 @@ INSIDE = curve("all_gather", NODE, (1 << 10, 3e-5), (1 << 28, 4e-3))
 def test_peaks_are_the_best_of_each_precision_and_the_rate_of_memory_too() -> None:
     passes = (MemoryPass(bytes=10**9, seconds=1e-3), MemoryPass(bytes=10**9, seconds=5e-4))
     products = (product(1e-4), product(5e-5), product(2e-4, "fp32"), product(4e-4, "fp32"))
-    found = here(profile(INSIDE, products=products, passes=passes))
+    found = cluster_from_profile(profile(INSIDE, products=products, passes=passes))
     assert {name: one.value for name, one in found.device.peak.items()} == pytest.approx(
         {"bf16-mixed": 4e13, "fp32": 1e13}
     )
     assert found.device.memory_rate.value == 2e12
-    assert here(profile(INSIDE, passes=())).device.memory_rate.value == MEMORY_RATE
+    assert cluster_from_profile(profile(INSIDE, passes=())).device.memory_rate.value == MEMORY_RATE
     assert found.device.peak["fp32"].source == "profile of 2026-03-04"
     assert (found.name, found.device.name, found.device.memory.value) == ("here", "X1", 80 << 30)
-    named = here(profile(INSIDE, machine={"name": "attic", "device": "", "ranks": 17}))
+    named = cluster_from_profile(profile(INSIDE, machine={"name": "attic", "device": "", "ranks": 17}))
     assert (named.name, named.device.name, named.nodes) == ("attic", "cuda", 3)
 
 
 def test_no_utilisation_is_taken_of_rates_that_were_measured() -> None:
-    device = here(profile(INSIDE, machine={"kind": "cuda", "device": "NVIDIA H200"})).device
+    device = cluster_from_profile(profile(INSIDE, machine={"kind": "cuda", "device": "NVIDIA H200"})).device
     assert device.kind == "cuda" and device.peak and {dense_peak(device, one) for one in device.peak} == {None}
 
 
 def test_a_device_of_unknown_memory_is_not_described() -> None:
-    with pytest.raises(JobError, match="nobody knows how much memory") as caught:
-        here(profile(INSIDE, machine={"memory": 0}))
+    with pytest.raises(JobError, match="memory size is unknown") as caught:
+        cluster_from_profile(profile(INSIDE, machine={"memory": 0}))
     assert caught.value.key == "machine.memory"
 
 
 def tiers(*collectives: Curve, **machine: Any) -> list[tuple[str, int, float, float]]:
-    found = here(profile(*collectives, machine=machine))
+    found = cluster_from_profile(profile(*collectives, machine=machine))
     return [(one.name, one.ranks, one.rate.value, one.latency.value) for one in found.tiers]
 
 
@@ -144,3 +144,5 @@ def test_the_error_of_a_slow_down_is_the_spread_of_what_was_measured() -> None:
     assert found.slow_communication.error == pytest.approx(math.log(1.5 / 0.9) / 2)
     across = with_profile(cluster, profile(overlaps=(beside(1.1, 1.5), beside(1.3, 1.4, WHOLE)))).efficiency
     assert (across.slow_computation.value, across.slow_computation.error) == (pytest.approx(1.3), 0.0)
+    faster = with_profile(cluster, profile(overlaps=(beside(0.9, 1.1),))).efficiency
+    assert faster.slow_computation.value == 1.0  # nothing speeds up

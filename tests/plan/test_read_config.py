@@ -9,12 +9,8 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.job.settings import RecomputeLayers
-from plait.core.job.spec import Job
 from plait.core.step.columns.points import SCHEDULES
-from plait.plan.asking import point_of
-from plait.plan.emit import emit
-from plait.plan.frameworks import FRAMEWORKS
-from plait.plan.read_config import read_configuration
+from plait.plan.read_config import no_job_error, read_configuration
 from tests.plan.told_files import point, told
 
 TITAN = """
@@ -172,7 +168,7 @@ def test_a_share_of_layers_follows_the_stages(tmp_path: Path) -> None:
 
 def test_layers_of_a_model_that_nobody_knows_are_all_computed_again(tmp_path: Path) -> None:
     one = told(tmp_path, "titan.toml", '[model]\nname = "other"\nflavor = "1B"\n[training]\nseq_len = 8\n')
-    assert one.get("strategy.recompute") == "full" and "all are counted as computed again" in " ".join(one.lines())
+    assert one.get("strategy.recompute") == "full" and "all layers are counted as recomputed" in " ".join(one.lines())
 
 
 @pytest.mark.parametrize(
@@ -229,7 +225,7 @@ def test_what_a_module_changes_and_what_it_cannot_say(tmp_path: Path) -> None:
     one = told(tmp_path, "mine.py", CHANGED)
     assert one.get("data.sequence_length") == 8192 and one.get("train.precision") == "mxfp8"
     assert one.get("cluster.ranks") == 16 and one.get("strategy.recompute") == {"kind": "full", "layers": 16}
-    assert "What llama3_8b() sets stands in another module, and is not in the prediction." in one.notes
+    assert "llama3_8b() is in another module: its settings are not in the prediction." in one.notes
     assert one.unknown == [
         "parallelism.context_parallel_degree = degree_of(...) (computed)",
         "config.training.local_batch_size += os.cpu_count() (computed)",
@@ -285,12 +281,6 @@ def test_a_recipe_s_mixed_precision(tmp_path: Path, given: str, precision: str, 
     assert error.value.key == "train.micro_batch_size"
 
 
-def test_a_recipe_s_precision_that_nobody_knows_is_named(tmp_path: Path) -> None:
-    text = BRIDGE.replace("    cfg.train.micro_batch_size = 1\n", "    cfg.mixed_precision = ours()\n")
-    with pytest.raises(JobError, match=r"'mixed_precision = ours': nobody knows it .* add train\.precision=\.\.\."):
-        told(tmp_path, "recipe.py", text)
-
-
 PROVIDED = """import megatron
 TP = 2
 {}
@@ -323,13 +313,13 @@ def test_ways_to_set_something_of_a_recipe(tmp_path: Path, before: str, given: s
 @pytest.mark.parametrize(
     ("before", "given", "after", "says"),
     [
-        ("if BIG: TP = 4", "tensor_model_parallel_size=TP", "", "'TP': nobody knows it"),
-        ("try:\n    TP = 4\nexcept ImportError: pass", "tensor_model_parallel_size=TP", "", "'TP': nobody knows it"),
-        ("tp = Degree(4)", "tensor_model_parallel_size=tp", "", "'tp': nobody knows it"),
-        ("", "**common()", "", r"\*\*common\(\): stands for flags"),
-        ("", "", "tune(cfg)", r"tune\(\): stands for flags"),
-        ("", "", "for k, v in some(): setattr(cfg.model, k, v)", "setattr.*: stands for flags"),
-        ("", "", "cfg.mixed_precision = f'bf16_with_{X}_mixed'", r"nobody knows it .* add train\.precision=\.\.\."),
+        ("if BIG: TP = 4", "tensor_model_parallel_size=TP", "", "'TP': known only during"),
+        ("try:\n    TP = 4\nexcept ImportError: pass", "tensor_model_parallel_size=TP", "", "'TP': known only during"),
+        ("tp = Degree(4)", "tensor_model_parallel_size=tp", "", "'tp': known only during"),
+        ("", "**common()", "", r"\*\*common\(\): may stand for flags"),
+        ("", "", "tune(cfg)", r"tune\(\): may stand for flags"),
+        ("", "", "for k, v in some(): setattr(cfg.model, k, v)", "setattr.*: may stand for flags"),
+        ("", "", "cfg.mixed_precision = f'bf16_with_{X}_mixed'", r"known only during .* add train\.precision=\.\.\."),
     ],
 )
 def test_what_may_set_anything_of_a_recipe_is_asked_for(
@@ -337,11 +327,6 @@ def test_what_may_set_anything_of_a_recipe_is_asked_for(
 ) -> None:
     with pytest.raises(JobError, match=says):
         told(tmp_path, "recipe.py", PROVIDED.format(before, given, after))
-
-
-def test_a_recipe_s_base_is_named(tmp_path: Path) -> None:
-    one = told(tmp_path, "recipe.py", BRIDGE)
-    assert "What _pretrain_common() sets stands in another module, and is not in the prediction." in one.notes
 
 
 @pytest.mark.parametrize(
@@ -412,43 +397,41 @@ def test_a_text_without_flags_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        {"dp": 8, "shard": "fsdp", "recompute": "full"},
-        {"dp": 4, "tp": 2, "shard": "fsdp", "sequence_parallel": True, "overlap": {"tp": "sync", "shard": "both"}},
-        {"dp": 4, "pp": 2, "shard": "zero1", "schedule": "1f1b"},
-        {"dp": 2, "pp": 2, "tp": 2, "shard": "zero1", "schedule": "interleaved", "virtual_stages": 4,
-         "overlap": "async"},
-        {"dp": 2, "cp": 4, "shard": "fsdp", "cp_comm_type": "ring", "overlap": "async"},
-        {"dp": 8, "shard": {"params": 4, "grads": 4, "optim": 4}},
-    ],
+    ("name", "text"),
+    [("gpt.yaml", "trainer: {devices: 8}\nmodel: {num_layers: 4, encoder_seq_length: 128}\n"),
+     ("train.sh", "python megatron_gpt_pretraining.py --config-name=gpt --config-path=conf\n")],
 )  # fmt: skip
-def test_what_is_emitted_for_torchtitan_is_read_back(tmp_path: Path, strategy: dict[str, Any]) -> None:
-    values = {
-        "model": {"preset": "llama3-8b"}, "data": {"sequence_length": 4096}, "strategy": strategy,
-        "train": {"global_batch_size": 64, "micro_batch_size": 2, "precision": "bf16-mixed"},
-    }  # fmt: skip
-    one = Job.from_dict(values | {"plan": {"framework": "torchtitan"}})
-    back = told(tmp_path, "plait_plan.py", emit(one, "torchtitan").text)
-    assert back.unknown == []
-    read, framework = back.job([f"cluster.ranks={one.world_size}"]), FRAMEWORKS["torchtitan"]
-    assert framework.point(point_of(read)) == framework.point(point_of(one))
-    assert read.model_spec(1).num_parameters == one.model_spec(128256).num_parameters
+def test_nemo_1_is_refused_with_what_took_its_place(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(JobError, match=r"NeMo.*Name the recipe of Megatron-Bridge that took its place") as error:
+        told(tmp_path, name, text)
+    assert error.value.file == str(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("line", "chunks"),
-    [("", None), ("config.loss = ChunkedLossWrapper.Config()", None), ("config.loss = CrossEntropyLoss.Config()", 1)],
-)
-def test_torchtitan_s_loss_has_parts_unless_the_module_says_otherwise(
-    tmp_path: Path, line: str, chunks: int | None
-) -> None:
-    text = f"""
-from torchtitan.models.llama3.config_registry import llama3_8b as base
-def planned():
-    config = base()
-    config.training.seq_len = 8192
-    {line}
-    return config
-"""
-    assert told(tmp_path, "plait_plan.py", text).options.get("loss_chunks") == chunks
+FILES = {
+    "run.sh": ("--num-layers 2 --hidden-size 64 --unknown $TP", "is a command line of Megatron-LM", "plait plan"),
+    "start.sh": ("deepspeed train.py --deepspeed", "starts DeepSpeed", "Name its configuration"),
+    "titan.toml": (TITAN, "is a configuration of torchtitan", "plait plan"),
+    "ds.json": (
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 1}}',
+        "a configuration of DeepSpeed",
+        "ranks=64",
+    ),
+    "config.json": ('{"model_type": "llama"}', "a model's configuration of Hugging Face", "below [model]"),
+    "job.json": ('{"model": {}, "strategy": {}}', "is a job in JSON, and a job is TOML", "[train]"),
+    "job.yaml": ("model: {}", "is a job in YAML, and a job is TOML", "[train]"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_no_job_is_named_for_what_it_is(tmp_path: Path, name: str) -> None:
+    text, what, fix = FILES[name]
+    (tmp_path / name).write_text(text)
+    found = str(no_job_error(tmp_path / name))
+    assert found.startswith(f"{tmp_path / name}: ") and what in found and fix in found
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.toml", "[model]"), ("a.json", '{"hash": ""}'), ("a.txt", "--a 1")])
+def test_what_may_be_a_job_is_not(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert no_job_error(tmp_path / name) is None
+    assert no_job_error(tmp_path / f"absent-{name}") is None

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plait.lab.slurm import SlurmCluster
-from tests.support.slurm import ask, slurm_cluster
+from tests.support.slurm import SlurmCluster, ask, slurm_cluster
 
 
 @pytest.fixture(scope="session")

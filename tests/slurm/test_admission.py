@@ -1,19 +1,19 @@
-"""``plait queue admit`` on a real Slurm: who is let in where, and that it and the controller may die."""
+"""``plait queue admit`` on a real Slurm: who is let in where, and that it and the controller may
+die."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sys
 import time
 
 import pytest
 
-from plait.lab.slurm import SlurmCluster
-from plait.launch import slurm_queue
+from plait.launch.slurm.queue import SlurmQueue
+from tests.support.command import plait
 from tests.support.lab import wait_until
-from tests.support.slurm import ask, slurm_cluster
+from tests.support.slurm import SlurmCluster, ask, environment, slurm_cluster
 
 
 def submit(cluster: SlurmCluster, seconds: int, words: str = "", *more: str) -> str:
@@ -22,9 +22,9 @@ def submit(cluster: SlurmCluster, seconds: int, words: str = "", *more: str) -> 
 
 
 def one_round(cluster: SlurmCluster, *more: str) -> list[tuple[str, str, str, list[str]]]:
-    """What a round does, in a process of its own: it remembers nothing."""
-    told = ask(cluster, sys.executable, "-W", "ignore", "-m", "plait.cli.main", "queue", "admit",
-               "reservation=lpj", "partition=gated", "--once", "--json", *more)  # fmt: skip
+    """What a round does, by a command of its own: it remembers nothing."""
+    words = ("queue", "admit", "reservation=lpj", "partition=gated", "--once", "--json", *more)
+    told = plait(*words, variables=environment(cluster)).stdout
     lines = [json.loads(line) for line in told.splitlines()]
     return [(one["what"], one["job"], one["where"], one["nodes"]) for one in lines if one["what"] != "round"]
 
@@ -46,7 +46,8 @@ def states(cluster: SlurmCluster) -> dict[str, str]:
 
 
 def saved(cluster: SlurmCluster, reservation: str, since: float) -> bool:
-    """Whether the controller has saved the reservation, and the jobs after ``since`` (seconds of the epoch).
+    """Whether the controller has saved the reservation, and the jobs after ``since`` (seconds of
+    the epoch).
 
     It saves every few seconds.  Until it has, and while it puts a new file in place, there is none.
     """
@@ -71,16 +72,15 @@ def test_jobs_are_let_in_beside_and_inside_a_reservation_whoever_dies(monkeypatc
         assert set(states(cluster).values()) == {"PENDING"}
         assert [one[:3] for one in one_round(cluster)] == [("start", urgent, "outside"), ("start", short, "lpj")]
         wait_until(lambda: states(cluster)[short] == "RUNNING", "the job did not start in the zone", seconds=60)
-        assert one_round(cluster) == [], "both nodes are taken"
         began = time.time()
         wait_until(lambda: saved(cluster, "lpj", began), "the controller saved nothing", seconds=60)
         os.kill(json.loads((cluster.folder / "pids.json").read_text())["slurmctld"], signal.SIGKILL)
         wait_until(lambda: len(cluster.states()) == 2, "the controller did not come back", seconds=60)
-        assert one_round(cluster) == []
+        assert one_round(cluster) == [], "both nodes are taken"
         now = states(cluster)
         assert (now[urgent], now[short], now[long], now[other]) == ("RUNNING", "RUNNING", "PENDING", "PENDING")
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
-        view = slurm_queue.look("gated", "", ["lpj"])
+        view = SlurmQueue("gated", "", ("lpj",)).look()
         job = next(job for job in view.jobs if job.name == short)
         assert job.mark and job.mark.zones == ("lpj",) and job.nodes == ("n2",)
         ask(cluster, "scontrol", "update", "ReservationName=lpj", "StartTime=now")  # it comes early
@@ -88,20 +88,3 @@ def test_jobs_are_let_in_beside_and_inside_a_reservation_whoever_dies(monkeypatc
         assert [one[:2] for one in one_round(cluster)] == [("requeue", short)]
         wait_until(lambda: states(cluster)[short] != "RUNNING", "the late job was not sent back", seconds=60)
         assert states(cluster)[foreign] == "PENDING", "nobody has touched who did not opt in"
-
-
-def test_what_a_user_writes_makes_no_job_of_somebody_elses_one_that_opted_in() -> None:
-    """Slurm prints names and comments with their ends of lines."""
-    with slurm_cluster(2) as cluster:
-        opted_in(cluster)
-        reserve(cluster, 600)
-        hidden = "--parsable", "--hold", "-p", "all", "--output=/dev/null", "--wrap=true"
-        foreign = ask(cluster, "sbatch", *hidden).strip()
-        record = ask(cluster, "scontrol", "show", "job", foreign).replace("Partition=all", "Partition=gated")
-        record = record[: record.index("   TRES=")]  # a comment has 1,024 letters at most
-        named = submit(cluster, 300, "jct=20m", f"--job-name=na\nJobId={foreign} JobName=y")
-        told = submit(cluster, 300, f"jct=20m\n{record}")
-        plain = submit(cluster, 300, "jct=9m")
-        assert {one[1] for one in one_round(cluster)} == {told, plain}
-        wait_until(lambda: states(cluster)[plain] == "RUNNING", "the plain job did not start", seconds=60)
-        assert (states(cluster)[foreign], states(cluster)[named]) == ("PENDING", "PENDING")

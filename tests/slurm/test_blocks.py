@@ -1,8 +1,8 @@
-"""Blocks of nodes, which Slurm has since 23.11 (``topology/block``, ``--segment``): which ones a job is
-given, and how its ranks lie in them.
+"""Blocks of nodes, which Slurm has since 23.11 (``topology/block``, ``--segment``): which ones a
+job is given, and how its ranks lie in them.
 
-Debian stable's Slurm has none: ``tests/support/newer_slurm.sh pytest tests/slurm/test_blocks.py`` runs these
-beside that of a newer release.
+Debian stable's Slurm has none: ``tests/support/newer_slurm.sh pytest tests/slurm/test_blocks.py``
+runs these beside that of a newer release.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from plait.core.topology.rank_table import NAME, RankTable
-from plait.lab.slurm import SlurmCluster, SlurmSpec
-from tests.slurm.test_train import fields, log, submit, train
+from tests.slurm.test_train import goes_on, running, train
 from tests.support.lab import wait_until
-from tests.support.managed import saved_steps, write_job
-from tests.support.slurm import ask, environment, slurm_cluster
+from tests.support.managed import write_job
+from tests.support.slurm import SlurmCluster, SlurmSpec, ask, environment, slurm_cluster
 
 pytestmark = pytest.mark.slow
 SIZE = 4
@@ -44,6 +43,11 @@ def busy(blocks: SlurmCluster) -> Iterator[SlurmCluster]:
     wait_until(lambda: not ask(blocks, "squeue", "-h", "-o", "%A").strip(), "the jobs go on", seconds=60)
 
 
+def trained(cluster: SlurmCluster, argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, check=False, capture_output=True, text=True, cwd=folder, env=environment(cluster),
+                          timeout=240)  # fmt: skip
+
+
 def table_of(folder: Path) -> RankTable:
     return RankTable.read(folder / "runs" / "job" / NAME)
 
@@ -52,8 +56,7 @@ def table_of(folder: Path) -> RankTable:
 def test_segments_lie_in_one_block_each(busy: SlurmCluster, tmp_path: Path, segment: int) -> None:
     job = write_job(tmp_path, 10, dp=2)
     argv = [*train(job), "slurm.nodes=4", f"slurm.segment={segment}"]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment(busy),
-                          timeout=240)  # fmt: skip
+    done = trained(busy, argv, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     hosts = table_of(tmp_path).hosts
     each = [MINIPOD[host] for host in sorted(hosts, key=lambda host: int(host[1:]))]
@@ -65,8 +68,7 @@ def test_pipelines_lie_in_one_block_each(busy: SlurmCluster, tmp_path: Path) -> 
     """Two nodes are left in one block, two in another: n4 and n6 to n8, n9 to n12."""
     argv = [*train(write_job(tmp_path, 10, dp=2)), "slurm.nodes=4", "place.alpha=0.0", "slurm.segment=2",
             'slurm.options=["--exclude=n4,n8,n11,n12"]']  # fmt: skip
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment(busy),
-                          timeout=240)  # fmt: skip
+    done = trained(busy, argv, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     hosts = table_of(tmp_path).hosts  # ranks by pipeline stage, then by replica
     assert sorted(hosts) == ["n10", "n6", "n7", "n9"]
@@ -76,21 +78,17 @@ def test_pipelines_lie_in_one_block_each(busy: SlurmCluster, tmp_path: Path) -> 
 
 def test_a_segment_that_no_block_has_is_refused_by_slurm(blocks: SlurmCluster, tmp_path: Path) -> None:
     argv = [*train(write_job(tmp_path, 10)), "slurm.nodes=2", "slurm.segment=3"]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment(blocks),
-                          timeout=120)  # fmt: skip
+    done = trained(blocks, argv, tmp_path)
     assert done.returncode != 0
     assert "Slurm refused" in done.stderr
 
 
 def test_a_run_outlives_a_node_of_a_block(blocks: SlurmCluster, tmp_path: Path) -> None:
-    number = submit(blocks, write_job(tmp_path, 100_000, dp=2), "slurm.nodes=4", "slurm.segment=2")
-    wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=120)
-    lost = table_of(tmp_path).hosts[-1]
-    blocks.cut(lost)
     try:
-        wait_until(lambda: "resuming after step" in log(tmp_path, number), "the run did not go on", seconds=150)
-        assert lost not in table_of(tmp_path).hosts
+        with running(blocks, tmp_path, "slurm.nodes=2", "slurm.segment=2") as number:
+            lost = table_of(tmp_path).hosts[-1]
+            blocks.cut(lost)
+            goes_on(tmp_path, number)
+            assert lost not in table_of(tmp_path).hosts
     finally:
-        ask(blocks, "scancel", number)
-        wait_until(lambda: "CANCELLED" in fields(blocks, number)["JobState"], "the job goes on", seconds=60)
         blocks.heal()

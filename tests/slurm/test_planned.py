@@ -1,20 +1,18 @@
-"""A planned run from its placement on: the same rank table is a zone of the replay, a reservation, and where
-ranks are."""
+"""A planned run from its placement on: the same rank table is a zone of the replay, a reservation,
+and where ranks are."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from plait.core.runs.attempts import read_attempts
 from plait.core.topology.rank_table import RankTable
-from plait.lab.slurm import SlurmCluster
+from tests.support.command import plait
 from tests.support.managed import write_job
-from tests.support.slurm import ask, environment
+from tests.support.slurm import SlurmCluster, ask, environment
 from tests.support.workloads import heavy_tailed
 
 pytestmark = pytest.mark.slow
@@ -27,14 +25,6 @@ if "RANK" in os.environ:
 """
 
 
-def plait(cluster: SlurmCluster, folder: Path, *words: str, variables: dict[str, str]) -> str:
-    """What a command prints; it must succeed."""
-    done = subprocess.run([sys.executable, "-m", "plait.cli.main", *words], check=False, capture_output=True, text=True,
-                          cwd=folder, env=environment(cluster) | variables, timeout=180)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_what_place_writes_is_a_zone_a_reservation_and_a_run(cluster: SlurmCluster, tmp_path: Path) -> None:
     write_job(tmp_path, 10, dp=2)
     (tmp_path / "jobs.csv").write_text(heavy_tailed(200))
@@ -44,7 +34,9 @@ def test_what_place_writes_is_a_zone_a_reservation_and_a_run(cluster: SlurmClust
     topology = str(cluster.conf.parent / "topology.conf")
 
     def run(*words: str) -> str:
-        return plait(cluster, tmp_path, *words, variables=seen)
+        done = plait(*words, folder=tmp_path, variables=environment(cluster) | seen)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     run("place", "job.toml", "place.gpus_per_node=2", "place.avoid=n1,n2,n5", "--topology", topology, "-o", "table")
     hosts = RankTable.read(tmp_path / "table").hosts

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plait.core.runs.attempts import read_attempts
-from plait.lab.slurm import SlurmCluster
+from tests.support.command import plait
 from tests.support.lab import wait_until
 from tests.support.managed import saved_steps, stopped_after, write_job
-from tests.support.slurm import ask, environment
+from tests.support.slurm import SlurmCluster, ask, environment
 
 pytestmark = pytest.mark.system
 
 
 def command(cluster: SlurmCluster, folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "plait.cli.main", *map(str, words)]
-    return subprocess.run(argv, cwd=folder, env=environment(cluster), capture_output=True, text=True, timeout=120,
-                          check=False)  # fmt: skip
+    return plait(*words, folder=folder, variables=environment(cluster))
 
 
 def submit(cluster: SlurmCluster, folder: Path, *options: str) -> str:

@@ -1,5 +1,5 @@
-"""``plait train --on slurm`` on a real Slurm of eight nodes with a tree of switches: ranks stand where the
-rank table has them, and a run outlives its nodes."""
+"""``plait train --on slurm`` on a real Slurm of eight nodes with a tree of switches: ranks stand
+where the rank table has them, and a run outlives its nodes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,11 +17,10 @@ import pytest
 from plait.core.runs.attempts import read_attempts
 from plait.core.runs.evidence import read_hang
 from plait.core.topology.rank_table import NAME, RankTable
-from plait.lab.slurm import SlurmCluster
-from plait.launch import slurm_nodes
+from plait.launch.slurm import nodes as slurm_nodes
 from tests.support.lab import wait_until
 from tests.support.managed import saved_steps, stopped_after, write_job
-from tests.support.slurm import ask, environment
+from tests.support.slurm import SlurmCluster, ask, environment
 
 pytestmark = pytest.mark.slow
 
@@ -55,16 +54,23 @@ def submit(cluster: SlurmCluster, job: Path, *options: str) -> str:
 
 
 def run_bare(cluster: SlurmCluster, folder: Path, *options: str, world: int) -> tuple[int, str]:
-    """Ranks without torch, in an allocation of their own, that say where they are, and as which task."""
+    """Ranks without torch, in an allocation of their own, that say where they are, and as which
+    task."""
     code = (
         "import os, socket, sys; "
         "print(os.environ['RANK'], os.environ['SLURM_PROCID'], socket.gethostname(), file=open(sys.argv[1], 'a'))"
     )
-    launch = (
-        "import sys; from pathlib import Path; from plait.core.base.errors import PlaitError; from plait.launch import "
-        "slurm_job\ntry: sys.exit(slurm_job.run(Path(sys.argv[1]), sys.argv[3:], int(sys.argv[2]), timeout=60))"
-        "\nexcept PlaitError as error: print(error, file=sys.stderr); sys.exit(error.exit_status)"
-    )
+    launch = """
+import sys
+from pathlib import Path
+from plait.core.base.errors import PlaitError
+from plait.launch.slurm import job
+try:
+    sys.exit(job.run(Path(sys.argv[1]), sys.argv[3:], int(sys.argv[2]), timeout=60))
+except PlaitError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_status)
+"""
     rank = [sys.executable, "-I", "-S", "-c", code, str(folder / "seen")]
     argv = ["salloc", "--quiet", *options, sys.executable, "-c", launch, str(folder), str(world), *rank]
     done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment(cluster), timeout=90)
@@ -89,6 +95,39 @@ def pid_of(rank: int, home: Path) -> int:
 def log(folder: Path, job: str) -> str:
     file = folder / "runs" / "job" / "logs" / f"slurm-{job}.log"
     return file.read_text() if file.is_file() else ""
+
+
+@contextmanager
+def running(cluster: SlurmCluster, folder: Path, *options: str) -> Iterator[str]:
+    """The number of a job that trains for hours, once it has saved; it is cancelled in the end.
+    What it said is shown where the test fails."""
+    number = submit(cluster, write_job(folder, 100_000), *options)
+    try:
+        wait_until(lambda: saved_steps(folder), "no checkpoint was saved", seconds=120)
+        yield number
+    finally:
+        print(log(folder, number))
+        ask(cluster, "scancel", number)
+    wait_until(lambda: fields(cluster, number)["JobState"] == "CANCELLED", "the job goes on", seconds=60)
+
+
+@contextmanager
+def followed(cluster: SlurmCluster, job: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The command that follows a job; what it says goes to a file."""
+    with open(job.parent / "said", "w+") as said:
+        following = subprocess.Popen(train(job, *options), cwd=job.parent, env=environment(cluster), stdout=said,
+                                     stderr=said, start_new_session=True)  # fmt: skip
+        try:
+            yield following
+        finally:
+            following.kill()
+            following.wait()
+            print((job.parent / "said").read_text())
+
+
+def goes_on(folder: Path, number: str) -> None:
+    """Wait until another attempt has resumed."""
+    wait_until(lambda: "resuming after step" in log(folder, number), "the run did not go on", seconds=150)
 
 
 def test_a_job_trains_on_the_nodes_of_its_table_and_avoids_one_that_is_down(
@@ -125,13 +164,6 @@ def test_a_rank_table_is_obeyed_in_its_own_order(cluster: SlurmCluster, tmp_path
     assert seen == [f"{rank} {rank // 2} {hosts[rank // 2]}" for rank in range(6)]
 
 
-def test_hosts_that_the_job_was_not_given_are_named(cluster: SlurmCluster, tmp_path: Path) -> None:
-    RankTable(("n1", "n8"), ranks_per_node=1).write(tmp_path / slurm_nodes.PLACED)
-    status, errors = run_bare(cluster, tmp_path, "--nodelist=n1,n3", world=2)
-    assert status == 2
-    assert "The rank table has n8, which this Slurm job was not given." in errors
-
-
 def test_without_a_table_nodes_of_one_switch_are_neighbours(cluster: SlurmCluster, tmp_path: Path) -> None:
     status, errors = run_bare(cluster, tmp_path, "--nodes=4", world=4)
     assert status == 0, errors
@@ -140,95 +172,48 @@ def test_without_a_table_nodes_of_one_switch_are_neighbours(cluster: SlurmCluste
     assert [leaf[host] for host in table.hosts] == sorted(leaf[host] for host in table.hosts)
 
 
-def test_nodes_are_reserved(cluster: SlurmCluster, tmp_path: Path) -> None:
-    RankTable(("n7", "n2"), ranks_per_node=2).write(tmp_path / "table.json")
-    argv = [sys.executable, "-m", "plait.cli.main", "reserve", str(tmp_path / "table.json"),
-            "--name", "planned", "--duration", "10", "--start", "now+60minutes"]  # fmt: skip
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment(cluster), timeout=60)
-    assert done.returncode == 0, done.stderr
-    said = ask(cluster, "scontrol", "--oneliner", "show", "reservation", "planned")
-    ask(cluster, "scontrol", "delete", "ReservationName=planned")
-    assert "Nodes=n[2,7] " in said
-    assert "STATIC" in said
-    assert "IGNORE_JOBS" in said
-
-
 def test_a_run_outlives_a_node_and_saves_when_it_is_cancelled(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = write_job(tmp_path, 100_000, dp=2)
-    number = submit(cluster, job)
-    wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=90)
-    first = RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts
-    lost = first[2]
-    cluster.cut(lost)  # not the node of the batch script
-    try:
-        wait_until(lambda: "resuming after step" in log(tmp_path, number), "the run did not go on", seconds=120)
-        second = RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts
-        assert lost not in second
+    home = tmp_path / "runs" / "job"
+    with running(cluster, tmp_path) as number:
+        first = RankTable.read(home / "rank_table.json").hosts
+        cluster.cut(first[1])  # not the node of the batch script
+        goes_on(tmp_path, number)
+        second = RankTable.read(home / "rank_table.json").hosts
+        assert first[1] not in second
         assert int(fields(cluster, number)["Restarts"]) >= 1
         newest = saved_steps(tmp_path)[-1]
         wait_until(lambda: saved_steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=90)
-        ask(cluster, "scancel", number)
-        wait_until(
-            lambda: fields(cluster, number)["JobState"] in ("CANCELLED", "FAILED"), "the job goes on", seconds=60
-        )
-        assert saved_steps(tmp_path)[-1] == stopped_after(tmp_path), "the last checkpoint is the one of the stop"
-        assert not (tmp_path / "runs" / "job" / "lock.json").exists()
-        assert fields(cluster, number)["JobState"] == "CANCELLED"
-        before, *_, last = read_attempts(tmp_path / "runs" / "job")
-        assert before.hosts == first
-        assert before.outcome in ("failed", "cut off")
-        assert (last.outcome, last.hosts) == ("stopped", second)
-        assert 0 < last.resumed <= before.step
-        assert last.wait_seconds
-        assert (tmp_path / "runs" / "job" / "logs" / f"attempt-{before.attempt}" / "rank-0.log").exists()
-    finally:
-        print(log(tmp_path, number))  # pytest shows it where the test fails
+    assert saved_steps(tmp_path)[-1] == stopped_after(tmp_path), "the last checkpoint is the one of the stop"
+    assert not (home / "lock.json").exists()
+    before, *_, last = read_attempts(home)
+    assert before.hosts == first
+    assert before.outcome in ("failed", "cut off")
+    assert (last.outcome, last.hosts) == ("stopped", second)
+    assert 0 < last.resumed <= before.step
+    assert last.wait_seconds
+    assert (home / "logs" / f"attempt-{before.attempt}" / "rank-0.log").exists()
 
 
 def test_a_rank_that_is_stopped_is_named_and_the_run_goes_on(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job, home = write_job(tmp_path, 100_000, dp=2), tmp_path / "runs" / "job"
-    number = submit(cluster, job, "run.hang_deadline=4")
-    try:
-        wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=90)
+    home = tmp_path / "runs" / "job"
+    with running(cluster, tmp_path, "run.hang_deadline=4") as number:
         os.kill(pid_of(1, home), signal.SIGSTOP)
-        wait_until(lambda: "resuming after step" in log(tmp_path, number), "the run did not go on", seconds=120)
+        goes_on(tmp_path, number)
         wait_until(lambda: read_attempts(home)[-1].steps > 0, "it does no steps", seconds=60)
         first, second = read_attempts(home)
         assert (first.outcome, first.cause, first.ranks) == ("failed", "stopped", (1,))
         assert (second.outcome, second.attempt) == ("running", 2)
-        verdict, _ = read_hang(home / "logs" / "attempt-1" / "hang.json")
-        assert verdict.cause == "stopped"
-        ask(cluster, "scancel", number)
-        wait_until(lambda: fields(cluster, number)["JobState"] == "CANCELLED", "the job goes on", seconds=60)
-    finally:
-        print(log(tmp_path, number))
-
-
-def test_a_run_that_waits_is_not_submitted_again(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job, later = write_job(tmp_path, 20, dp=2), 'slurm.options=["--begin=now+1hour"]'
-    number = submit(cluster, job, later)
-    argv = train(job, "--no-follow")
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment(cluster))
-    assert done.returncode == 2
-    assert f"Slurm job {number} is this run, and has not ended. End it first (scancel {number})" in done.stderr
-    assert ask(cluster, "squeue", "-h", "-o", "%A").split() == [number]
+        assert read_hang(home / "logs" / "attempt-1" / "hang.json")[0].cause == "stopped"
 
 
 def test_one_ctrl_c_saves_a_followed_run_on_all_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """One that came to the launcher from every node would be taken for a second one, which saves nothing."""
-    job, env = write_job(tmp_path, 100_000, dp=2), environment(cluster)
-    with open(tmp_path / "said", "w+") as said:
-        following = subprocess.Popen(
-            train(job), cwd=tmp_path, env=env, stdout=said, stderr=said, start_new_session=True
-        )
-        try:
-            wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=90)
-            following.send_signal(signal.SIGINT)
-            assert following.wait(60) == 130
-        finally:
-            following.kill()
-            following.wait()
-        printed = (tmp_path / "said").read_text()
+    """One that came to the launcher from every node would be taken for a second one, which saves
+    nothing."""
+    with followed(cluster, write_job(tmp_path, 100_000)) as following:
+        wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=90)
+        following.send_signal(signal.SIGINT)
+        assert following.wait(60) == 130
+    printed = (tmp_path / "said").read_text()
     assert "stopping after this step; the run is saved first" in printed, printed
     assert "ending all ranks at once" not in printed
     assert saved_steps(tmp_path)[-1] == stopped_after(tmp_path), "the last checkpoint is the one of the stop"
@@ -252,21 +237,14 @@ def test_srun_itself_starts_ranks_in_the_order_of_a_table(cluster: SlurmCluster,
 
 
 def test_chained_jobs_go_on_where_a_short_time_limit_ends_one(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job, env = write_job(tmp_path, 1_000_000), environment(cluster)
-    argv = train(job, "slurm.nodes=2", "slurm.chain=true", "slurm.time=1", "slurm.signal_time=30")
-    with open(tmp_path / "said", "w+") as said:
-        following = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=said, stderr=said, start_new_session=True)
-        try:
-            text = tmp_path / "said"
-            wait_until(lambda: "resuming after step" in text.read_text(), "no job went on", seconds=180)
-            newest = saved_steps(tmp_path)[-1]
-            wait_until(lambda: saved_steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=60)
-            following.send_signal(signal.SIGINT)
-            assert following.wait(90) != 0
-        finally:
-            following.kill()
-            following.wait()
-            print(text.read_text())
+    options = ("slurm.nodes=2", "slurm.chain=true", "slurm.time=1", "slurm.signal_time=30")
+    with followed(cluster, write_job(tmp_path, 1_000_000), *options) as following:
+        text = tmp_path / "said"
+        wait_until(lambda: "resuming after step" in text.read_text(), "no job went on", seconds=180)
+        newest = saved_steps(tmp_path)[-1]
+        wait_until(lambda: saved_steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=60)
+        following.send_signal(signal.SIGINT)
+        assert following.wait(90) != 0
     wait_until(lambda: not ask(cluster, "squeue", "-h", "-o", "%A").strip(), "a job is left", seconds=60)
     jobs = {log.name for log in (tmp_path / "runs" / "job" / "logs").glob("slurm-*.log")}
     attempts = read_attempts(tmp_path / "runs" / "job")
@@ -298,16 +276,14 @@ exec {sys.executable} -m plait.cli.main train job.toml run.name=trial-$SLURM_ARR
 
 
 def test_a_spare_node_takes_a_lost_ones_place_in_the_same_job(cluster: SlurmCluster, tmp_path: Path) -> None:
-    number = submit(cluster, write_job(tmp_path, 100_000, dp=2), "slurm.nodes=2", "slurm.spares=1")
     home = tmp_path / "runs" / "job"
-    try:
-        wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=120)
+    with running(cluster, tmp_path, "slurm.nodes=2", "slurm.spares=1") as number:
         first = RankTable.read(home / "rank_table.json").hosts
         batch = fields(cluster, number)["BatchHost"]
         assert len(first) == 2 and int(fields(cluster, number)["NumNodes"]) == 3
         lost = next(host for host in first if host != batch)
         cluster.cut(lost)
-        wait_until(lambda: "resuming after step" in log(tmp_path, number), "the run did not go on", seconds=150)
+        goes_on(tmp_path, number)
         second = RankTable.read(home / "rank_table.json").hosts
         assert lost not in second and len(second) == 2 and set(second) & set(first)
         assert fields(cluster, number)["Restarts"] == "0", "Slurm has not taken it back"
@@ -315,7 +291,3 @@ def test_a_spare_node_takes_a_lost_ones_place_in_the_same_job(cluster: SlurmClus
         before, after = read_attempts(home)
         assert (before.outcome, before.hosts, after.hosts) == ("failed", first, second)
         assert f"without {lost}" in after.changed or after.changed == ""
-    finally:
-        ask(cluster, "scancel", number)
-        print(log(tmp_path, number))
-        wait_until(lambda: not ask(cluster, "squeue", "-h", "-o", "%A").strip(), "the job goes on", seconds=60)

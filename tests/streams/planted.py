@@ -1,5 +1,5 @@
-"""Faults that a CPU does not notice: one wait left out each, a strided buffer, memory that is let go too
-early. Whoever looks for them must find every one."""
+"""Faults that a CPU does not notice: one wait left out each, a strided buffer, memory that is let
+go too early. Whoever looks for them must find every one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plait.train.engine.compute_streams import ComputeStreams
 from plait.train.engine.courier import Parcel
 from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.pipeline import _PipelineStep
-from plait.train.engine.segment import Adding, empty_like_gathered
+from plait.train.engine.segment import ResidualSegment, empty_like_gathered
 from plait.train.engine.shards import Shards
 from plait.train.engine.sublayers import SublayerSegment
 from tests.support.streams.device import Forked, VirtualDevice
@@ -67,9 +67,10 @@ def _forked() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _strided() -> Generator[None]:
-    """A slice of what came from another stage is gathered as it lies, and the wire does not look."""
+    """A slice of what came from another stage is gathered as it lies, and the wire does not
+    look."""
 
-    def gather(self: Adding) -> Any:
+    def gather(self: ResidualSegment) -> Any:
         self.g_y_full = empty_like_gathered(self.g_y, self.shared.wire.size)
         return self.g_y_full, self.g_y
 

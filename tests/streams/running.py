@@ -1,9 +1,9 @@
-"""What each rank runs in the tests of order: any of the contract's functions, on a device with virtual
+"""What each rank runs in the tests of order: the contract's cases on a device with virtual
 streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,16 +16,15 @@ from plait.train.engine.steps import RankStep, StepResult
 from plait.train.machine.device import RankDevice
 from plait.train.record.recorder import Recorder
 from tests.dist import equality, pipelining, recording
+from tests.dist.equality import Answer, Case
 from tests.support.streams.device import VirtualDevice, VirtualSharedDevice
-from tests.support.streams.nccl import Call, unwatched
-
-EXPECTED = equality.expected
+from tests.support.streams.nccl import Call
 
 
 class Found(NamedTuple):
-    """problems: what a GPU would do otherwise one day. calls: what was asked of communicators. result: of the
-    function. streams: their names; accesses: how many there were; waits: what made the host wait in each
-    step."""
+    """problems: what a GPU would do otherwise one day. calls: what was asked of communicators.
+    result: the case's error. streams: their names; accesses: how many there were; waits: what made
+    the host wait in each step."""
 
     problems: list[str]
     calls: list[Call]
@@ -35,41 +34,31 @@ class Found(NamedTuple):
     waits: list[list[str]]
 
 
-def observed(rank: int, plant: str, function: Callable[..., Any], *args: Any) -> Found:
-    """``function(rank, *args)`` with every module of the suite on a device with virtual streams.
+def observed(rank: int, plant: str, case: Case, want: Answer, *, shared: bool = False) -> Found:
+    """A case's error with every module of the suite on a device with virtual streams.
 
-    plant: the name of a fault of ``tests.streams.planted``, or nothing.
+    plant: the name of a fault of ``tests.streams.planted``, or nothing. shared: ranks share the
+    device.
     """
-    return _observed(VirtualDevice(seed=rank), rank, plant, function, *args)
-
-
-def observed_sharing(rank: int, plant: str, function: Callable[..., Any], *args: Any) -> Found:
-    """The same on one that ranks share."""
-    return _observed(VirtualSharedDevice(seed=rank), rank, plant, function, *args)
-
-
-def _observed(device: VirtualDevice, rank: int, plant: str, function: Callable[..., Any], *args: Any) -> Found:
     from tests.streams import planted
 
+    device = (VirtualSharedDevice if shared else VirtualDevice)(seed=rank)
     with ExitStack() as stack:
         for module in (equality, pipelining, recording):
             stack.enter_context(mock.patch.object(module, "DEVICE", device))
-        for module in (equality, pipelining):
-            stack.enter_context(mock.patch.object(module, "expected", _expected))
         stack.enter_context(mock.patch.object(equality, "wire", partial(_wire, device)))
         stack.enter_context(_uploaded(device))
         waits = stack.enter_context(_recorded(device))
         stack.enter_context(device.watching())
         if plant:
             stack.enter_context(planted.FAULTS[plant]())
-        result = function(rank, *args)
+        result = case.error(rank, want)
     return Found(device.problems, device.communicators.calls, result, device.streams, device.order.accesses, waits)
 
 
-def _expected(*args: Any, **named: Any) -> Any:
-    """The reference computes for itself."""
-    with unwatched():
-        return EXPECTED(*args, **named)
+def observed_sharing(rank: int, plant: str, case: Case, want: Answer) -> Found:
+    """The same on one that ranks share."""
+    return observed(rank, plant, case, want, shared=True)
 
 
 def _wire(device: VirtualDevice) -> Wire:
@@ -85,7 +74,8 @@ def _wire(device: VirtualDevice) -> Wire:
 
 @contextmanager
 def _recorded(device: VirtualDevice) -> Generator[list[list[str]]]:
-    """What is assembled is recorded, and read after every step; what the host waits for in these."""
+    """What is assembled is recorded, and read after every step; what the host waits for in
+    these."""
     make, train, waits = pipelining.assemble, pipelining.train_step, list[list[str]]()
 
     def assembled(plan: Any, rank: int, on: RankDevice, **more: Any) -> Any:

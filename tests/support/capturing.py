@@ -1,8 +1,8 @@
 """A device that captures work and replays it, without a GPU.
 
-What a real device does with captured work, and may surprise: nothing runs before the replay, so whoever reads
-a result in between reads nothing; a replay reads and writes the memory of the capture; numbers of the host
-are what they were then.
+What a real device does with captured work, and may surprise: nothing runs before the replay, so
+whoever reads a result in between reads nothing; a replay reads and writes the memory of the
+capture; numbers of the host are what they were then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from plait.train.machine.device import RankDevice
 
 
 class CapturingDevice(RankDevice):
-    """captured: how many graphs, so far; replayed: how often any; released: how often it gave memory back."""
+    """captured: how many graphs, so far; replayed: how often any; released: how often it gave
+    memory back."""
 
     captures = True
 

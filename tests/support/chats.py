@@ -1,5 +1,5 @@
-"""Chat templates in the forms of public models, each written after the documentation of its format; chats;
-a tokenizer that has all their special tokens."""
+"""Chat templates in the forms of public models, each written after the documentation of its format;
+chats; a tokenizer that has all their special tokens."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ MISTRAL = """\
     {%- endif %}
 {%- endfor %}
 """
-"""As Mistral's cookbook describes its third tokenizer: the system's words stand before the last question."""
+"""As Mistral's cookbook describes its third tokenizer: the system's words stand before the last
+question."""
 GEMMA = """\
 {{ bos_token }}
 {%- if messages[0]['role'] == 'system' %}
@@ -151,7 +152,8 @@ WITH_SYSTEM = (say("Hello", "Hi!", "Bye", "See you.", system="Be short."), say("
 
 
 def tokenizer_folder(folder: Path, template: str | None = None, *, as_file: bool = False) -> Path:
-    """A folder with a small byte-level tokenizer that has all special tokens, and a chat template."""
+    """A folder with a small byte-level tokenizer that has all special tokens, and a chat
+    template."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

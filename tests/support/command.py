@@ -1,13 +1,16 @@
-"""``plait`` as a user types it, in this process: the start of another takes longer than most commands."""
+"""``plait`` as a user types it, in this process: the start of another takes longer than most
+commands."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 from unittest import mock
 
 from typer.testing import CliRunner
@@ -38,3 +41,15 @@ def plait(
         sys.stderr.flush()
         printed, said = (each.getvalue().decode(errors="replace") for each in (out, err))
     return CompletedProcess(argv, status if isinstance(status, int) else int(status is not None), printed, said)
+
+
+def succeed(*words: object, folder: Path | None = None) -> CompletedProcess[str]:
+    """``plait``, which ends well."""
+    done = plait(*words, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def values(*words: object, folder: Path | None = None) -> Any:
+    """What the command prints as JSON."""
+    return json.loads(succeed(*words, "--json", folder=folder).stdout)

@@ -1,5 +1,5 @@
-"""Jobs drawn from the whole space of strategies, models and batches; the planner's own rules say which are
-valid."""
+"""Jobs drawn from the whole space of strategies, models and batches; the planner's own rules say
+which are valid."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import product
 from math import gcd, lcm, prod
 from typing import Any, TypeVar, get_args
 
-from plait.core.base.errors import JobError, ScheduleError
+from plait.core.base.errors import JobError, PlaitError, ScheduleError
 from plait.core.cluster.hardware import Hosts
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.parallel.strategy import Recompute, ShardOverlap
+from plait.core.step.orders.segment_costs import SegmentCosts, segment_costs
 from plait.core.step.schedules import GENERATORS
-from plait.core.step.seconds.segment_costs import SegmentCosts, segment_costs
 from plait.plan.make import make_plan
 
 T = TypeVar("T")
@@ -128,7 +128,8 @@ def _batches(chance: Chance, dp: Sequence[int]) -> tuple[Values, int]:
 
 
 def plan_of(job: Job) -> Plan:
-    """As ``plait train`` plans it, every rank on a host of its own. Raises JobError or ScheduleError."""
+    """As ``plait train`` plans it, every rank on a host of its own. Raises JobError or
+    ScheduleError."""
     return make_plan(job, Hosts(ranks_per_host=1, rate=1e9), vocab=1)
 
 
@@ -145,8 +146,31 @@ def drawn_plan(chance: Chance, most: int, limit: int) -> tuple[Values, Plan]:
             continue
 
 
+def planned(chance: Chance, most: int, *, like: Job | None = None, levels: bool = True, **told: Values) -> Plan:
+    """The plan of the next drawn job on 2 to ``most`` ranks that the rules allow.
+
+    like: a job whose model, data and batch it has. levels: whether models may halve sequences.
+    told: keys of its sections that are not drawn.
+    """
+    while True:
+        values = draw(chance, most)
+        if like:
+            given = like.to_dict()
+            told = told | {"train": told.get("train", {}) | {"global_batch_size": like.train.global_batch_size}}
+            values |= {section: given[section] for section in ("model", "data")}
+        for section, keys in told.items():
+            values[section] |= keys
+        try:
+            plan = plan_of(Job.from_dict(values))
+        except PlaitError:
+            continue
+        if 2 <= plan.layout.world_size <= most and (levels or not plan.model.levels):
+            return plan
+
+
 def measured(chance: random.Random, plan: Plan) -> SegmentCosts:
-    """Costs as a noisy machine would measure them, with communication about as long as computation."""
+    """Costs as a noisy machine would measure them, with communication about as long as
+    computation."""
     work = plan.workload
     shapes = segment_costs(plan.model, plan.strategy, batch=work.micro_batch, sequence=work.sequence)
 

@@ -1,5 +1,5 @@
-"""Other frameworks' packages in a folder of the tests' own, beside what the suite has installed. Of their
-dependencies only those that are named are installed.
+"""Other frameworks' packages in a folder of the tests' own, beside what the suite has installed. Of
+their dependencies only those that are named are installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ PACKAGES = {
 
 
 def installed(framework: str, folder: Path) -> Path:
-    """The folder with a framework's packages. Skips the test where the registry cannot be reached."""
+    """The folder with a framework's packages. Skips the test where the registry cannot be
+    reached."""
     where = folder / framework
     argv = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
     argv += ["--no-build-isolation", "--target"]  # DeepSpeed's archive asks for the version of torch
@@ -37,7 +38,8 @@ def installed(framework: str, folder: Path) -> Path:
 
 
 def answer(site: Path, program: str, asked: Any) -> Any:
-    """What a program answers as JSON on its last line. asked: what it reads as JSON from its input."""
+    """What a program answers as JSON on its last line. asked: what it reads as JSON from its
+    input."""
     done = subprocess.run(
         [sys.executable, "-c", program], input=json.dumps(asked), capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(site), "CUDA_VISIBLE_DEVICES": ""},

@@ -1,11 +1,16 @@
-"""What parameters hold that no unit shards, for checkpoints of a model alone."""
+"""What a rank holds: parameters that no unit shards, for checkpoints of a model alone; bytes of its
+units."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from plait.core.parallel.sharding import Sharding
 from plait.core.reshard.layouts import Box
+from plait.core.step.memory.memory_options import PLAIT
+from plait.core.step.memory.states import HeldStates, States, states_of_place, unit_counts
+from plait.core.step.traffic import Unit
 from plait.train.model.pieces import Piece
 from plait.train.model.units import ShardBox
 
@@ -19,3 +24,10 @@ def held_of(pieces: Sequence[Piece]) -> dict[str, list[ShardBox]]:
         first = piece.offset * math.prod(piece.local_shape[1:])
         found.setdefault(piece.parameter, []).append(ShardBox(piece, box, first))
     return found
+
+
+def states_held(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> States:
+    """Bytes from step to step of a rank with these units of so many numbers, and of nothing
+    beside."""
+    held = HeldStates(unit_counts(units), bare=True)
+    return states_of_place(held, sharding, itemsize=itemsize, options=PLAIT)

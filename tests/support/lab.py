@@ -1,4 +1,5 @@
-"""What lab tests share: the command line as another process, and which processes belong to a test."""
+"""What lab tests share: the command line as another process, and which processes belong to a
+test."""
 
 from __future__ import annotations
 
@@ -10,6 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from plait.cli.lab import app
+from plait.core.base.errors import PlaitError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -40,8 +45,8 @@ def why_no_lab() -> str | None:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Living processes, but this one, whose environment names ``folder``: keepers, ranks and what ranks have
-    started."""
+    """Living processes, but this one, whose environment names ``folder``: keepers, ranks and what
+    ranks have started."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -54,7 +59,8 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def children(pid: int | None = None) -> list[int]:
-    """The processes that a process has started, this one if not told, and those that it has adopted."""
+    """The processes that a process has started, this one if not told, and those that it has
+    adopted."""
     pid = pid or os.getpid()
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -69,13 +75,18 @@ def wait_until(condition: Callable[[], object], otherwise: str, seconds: float =
 
 
 class PlaitLab:
-    """The command line as another process."""
+    """The command line; ``run`` as another process, all else in this one."""
 
     def __call__(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Run to the end and check the exit status."""
-        done = subprocess.run(
-            [sys.executable, "-c", CLI, *words], capture_output=True, text=True, timeout=120, check=False
-        )
+        if words[0] == "run":
+            argv = [sys.executable, "-c", CLI, *words]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        else:
+            said = CliRunner().invoke(app, words)
+            wrong = said.exception if isinstance(said.exception, PlaitError) else None
+            code, told = (wrong.exit_status, str(wrong)) if wrong else (said.exit_code, said.stderr)
+            done = subprocess.CompletedProcess(words, code, said.stdout, told)
         assert done.returncode == status, f"status {done.returncode}\n{done.stdout}{done.stderr}"
         return done
 

@@ -1,18 +1,19 @@
-"""Lists of segment actions in virtual time, on a rank whose processor and stream run undisturbed."""
+"""Lists of segment actions in virtual time, on a rank whose processor and stream run
+undisturbed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plait.core.step.clock.streams import TP, CollectiveFlight, Rank
-from plait.core.step.seconds.segment_costs import Durations, SegmentCosts
+from plait.core.step.orders.segment_costs import Durations, SegmentCosts
+from plait.core.step.orders.streams import TP, CollectiveFlight, Rank
 from plait.core.step.segments import Action, SegmentGraph, SegmentOp
 
 
 class TimedAction(NamedTuple):
-    """An action, in seconds from the start of the micro-batch. A collective's own time stands under its
-    start; a wait's is what is exposed."""
+    """An action, in seconds from the start of the micro-batch. A collective's own time stands under
+    its start; a wait's is what is exposed."""
 
     action: Action
     start: float

@@ -1,5 +1,5 @@
-"""One rank of a strategy, without the others: what they would send is made of this rank's own numbers, so
-that shapes are right and values are not."""
+"""One rank of a strategy, without the others: what they would send is made of this rank's own
+numbers, so that shapes are right and values are not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def lone_executor(
     phases: Sequence[Phase] = ("F", "B"),
     trains: bool = True,
 ) -> SegmentExecutor:
-    """What runs these phases of the rank's part of a model, apart; without ``trains`` it only evaluates."""
+    """What runs these phases of the rank's part of a model, apart; without ``trains`` it only
+    evaluates."""
     group = SequenceGroup(NullWire(strategy.cp // strategy.ring), NullWire(strategy.ring))
     transformer = Transformer(model, strategy, ModelCut(sequence=group))
     return make_executor(

@@ -35,6 +35,15 @@ timeout = 60
 """
 
 
+TINY = {
+    "model": {"family": "gpt", "num_layers": 2, "hidden": 32, "num_heads": 2, "max_sequence": 32, "vocab": 16},
+    "data": {"sequence_length": 32},
+    "strategy": {"slices": {"batch": 1, "columns": 1}},
+    "run": {"name": "job", "device": "cpu"},
+}
+"""A job of one rank, as a table."""
+
+
 def write_job(folder: Path, steps: int, *, dp: int = 1) -> Path:
     """A job of 2 x dp ranks that saves every ten steps."""
     (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
@@ -48,5 +57,6 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def stopped_after(folder: Path) -> int:
-    """The step after which the job was stopped and saved, as its summary says, which it writes last."""
+    """The step after which the job was stopped and saved, as its summary says, which it writes
+    last."""
     return int(json.loads((folder / "runs" / "job" / "summary.json").read_text())["steps"])

@@ -35,7 +35,8 @@ def utransformer(**changed: Any) -> ModelSpec:
 
 
 def seven_billion() -> ModelSpec:
-    """Llama 2's smallest, with room for the 256 k tokens of InternEvo's examples (arXiv 2401.09149)."""
+    """Llama 2's smallest, with room for the 256 k tokens of InternEvo's examples (arXiv
+    2401.09149)."""
     return ModelSpec(
         family="llama", num_layers=32, hidden=4096, num_heads=32, ffn_hidden=11008, vocab=32000, max_sequence=262144
     )

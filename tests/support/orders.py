@@ -1,5 +1,5 @@
-"""What an order of nodes scores by the definition (docs/place.md), and the least that any order of them can:
-by counting all. No line of the placer's own is used."""
+"""What an order of nodes scores by the definition (docs/place.md), and the least that any order of
+them can: by counting all. No line of the placer's own is used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def a_plan(dp: int, pp: int, alpha: float) -> Plan:
 
 
 def score(plan: Plan, tree: Topology, hosts: Sequence[str]) -> float:
-    """Of nodes with a rank each, in the order of ranks: stages of the pipeline outside, replicas inside."""
+    """Of nodes with a rank each, in the order of ranks: stages of the pipeline outside, replicas
+    inside."""
     return _score(plan, [tree.path(host)[0] for host in hosts])
 
 

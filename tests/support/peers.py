@@ -1,5 +1,5 @@
-"""transformers' own models as the unsharded answer, in fp64 throughout: where its code asks for fp32 (norms,
-rotations), it gets fp64."""
+"""transformers' own models as the unsharded answer, in fp64 throughout: where its code asks for
+fp32 (norms, rotations), it gets fp64."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from plait.core.model.families import PREFIX, huggingface_config
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.train.checkpoint.weight_names import place
+from plait.train.checkpoint.weight_files import place
 from plait.train.model.pieces import initialise, pieces
 from tests.support.reference import mean_loss
 
 
 class Peer:
-    """Weights by our names, the very parameters of a model that is made from the ``config.json`` we write; a
-    stand-in for ``Reference``."""
+    """Weights by our names, the very parameters of a model that is made from the ``config.json`` we
+    write; a stand-in for ``Reference``."""
 
     def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
         assert spec.family == "llama", "the others keep their weights transposed"
@@ -53,8 +53,8 @@ class Peer:
         starts: Tensor | None = None,
         **_: object,
     ) -> Tensor:
-        """Mean over targets that are not -100, weighted. starts: [B, S], where each token's document begins;
-        the model sees every document alone."""
+        """Mean over targets that are not -100, weighted. starts: [B, S], where each token's
+        document begins; the model sees every document alone."""
         with mock.patch.object(torch, "float32", torch.float64):
             if starts is None:
                 logits = self.model(input_ids=tokens, use_cache=False).logits

@@ -1,9 +1,9 @@
-"""Persistent gloo ranks for tests: processes start once per session and run any module-level function on
-demand.
+"""Persistent gloo ranks for tests: processes start once per session and run any module-level
+function on demand.
 
-They are forked from one process that has imported what they need: five seconds of imports once, not in each
-of them. Between two functions they are stopped (SIGSTOP): gloo's threads poll even when nothing happens,
-beside other tests' measurements.
+They are forked from one process that has imported what they need: five seconds of imports once, not
+in each of them. Between two functions they are stopped (SIGSTOP): gloo's threads poll even when
+nothing happens, beside other tests' measurements.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import atexit
 import gc
 import multiprocessing as mp
 import os
+import pickle
 import signal
 import time
 import traceback
@@ -28,8 +29,8 @@ CONTEXT.set_forkserver_preload(["plait.train.session", "tests.dist.pipelining"])
 
 
 class Ranks:
-    """``size`` processes in one gloo world; ``run(function, *args)`` calls ``function(rank, *args)`` on each
-    and returns all results."""
+    """``size`` processes in one gloo world; ``run(function, *args)`` calls ``function(rank,
+    *args)`` on each and returns all results."""
 
     def __init__(self, size: int) -> None:
         self.size, self.broken = size, False
@@ -48,15 +49,16 @@ class Ranks:
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 300.0) -> list[Any]:
         self._send(signal.SIGCONT)
+        called = pickle.dumps((function, args))  # not torch's own way, which keeps a file open for every tensor
         for pipe in self._pipes:
-            pipe.send((function, args))
+            pipe.send_bytes(called)
         results: list[Any] = [None] * self.size
         failures: list[str] = []
         waiting, deadline = dict(zip(self._pipes, range(self.size), strict=True)), time.monotonic() + timeout
         while waiting and time.monotonic() < deadline:
             for pipe in wait(list(waiting), timeout=max(0.0, deadline - time.monotonic())):
                 assert isinstance(pipe, Connection)
-                ok, value = pipe.recv()
+                ok, value = pickle.loads(pipe.recv_bytes())
                 results[waiting.pop(pipe)] = value
                 if not ok:
                     failures.append(value)
@@ -123,12 +125,12 @@ def _serve(rank: int, size: int, pipe: Connection) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     try:
         while True:
-            function, args = pipe.recv()
+            function, args = pickle.loads(pipe.recv_bytes())
             gc.freeze()  # what its import has made need not be looked at again
             try:
-                pipe.send((True, function(rank, *args)))
+                pipe.send_bytes(pickle.dumps((True, function(rank, *args))))
             except BaseException:
-                pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
+                pipe.send_bytes(pickle.dumps((False, f"rank {rank}:\n{traceback.format_exc()}")))
             gc.collect()  # wires live in cycles, and every one has threads that poll
     except EOFError:
         dist.destroy_process_group()

@@ -1,7 +1,8 @@
-"""The unsharded answer: a plain single-process transformer in autograd, written without any of the runtime's
-code.
+"""The unsharded answer: a plain single-process transformer in autograd, written without any of the
+runtime's code.
 
-It shares with the runtime only the initial values and the dropout masks, which are functions of their keys.
+It shares with the runtime only the initial values and the dropout masks, which are functions of
+their keys.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class Reference:
         return mean_loss(self.logits(tokens, **keys), targets, weights)  # type: ignore[arg-type]
 
     def _down(self, level: int, h: Tensor) -> Tensor:
-        """Every second token from the first, each with the one before it (zeros before the first)."""
+        """Every second token from the first, each with the one before it (zeros before the
+        first)."""
         weight, bias = self.weights[f"down.{level}.weight"], self.weights[f"down.{level}.bias"]
         rows = []
         for at in range(0, h.shape[1], 2):

@@ -1,4 +1,5 @@
-"""The proof that a list of messages carries out a reshard plan, and ends: all scripts run with rendezvous."""
+"""The proof that a list of messages carries out a reshard plan, and ends: all scripts run with
+rendezvous."""
 
 from __future__ import annotations
 
@@ -6,15 +7,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from plait.core.base.errors import ReshardError
-from plait.core.reshard.plan import Message, ReshardPlan
-from plait.core.reshard.script import WINDOW, Act, script
+from plait.core.reshard.plan import WINDOW, Act, Message, ReshardPlan, script
 
 
 def check(plan: ReshardPlan, listed: Sequence[Message], window: int = WINDOW) -> None:
     """Raise ReshardError, naming the message, unless ``listed`` carries out ``plan``.
 
-    Every receiver gets every element of its box once; nobody sends what it has not got earlier in the list;
-    and run with rendezvous, ``window`` messages ahead, the list ends.
+    Every receiver gets every element of its box once; nobody sends what it has not got earlier in
+    the list; and run with rendezvous, ``window`` messages ahead, the list ends.
     """
     got: dict[tuple[int, int], _Ranges] = {}
     for message in listed:
@@ -65,8 +65,8 @@ class _Ranges:
 def unfinished(
     listed: Sequence[Message], window: int = WINDOW, scripts: Mapping[int, Sequence[Act]] | None = None
 ) -> list[Message]:
-    """The messages that never end if one ends only when both its sides are posted: none, or there is a
-    deadlock.
+    """The messages that never end if one ends only when both its sides are posted: none, or there
+    is a deadlock.
 
     scripts: what ranks do, if not what `script` says.
     """

@@ -1,9 +1,10 @@
-"""Ranks that are threads of the test's own process: a world without sockets, for numbers that several ranks
-compute together.
+"""Ranks that are threads of the test's own process: a world without sockets, for numbers that
+several ranks compute together.
 
-``threads(n)`` gives what ``tests.support.ranks.Ranks`` gives, quicker by seconds of imports. Collectives and
-messages go through memory; a result is poison until it is waited for, so that whoever reads it too early
-computes NaN. What torch.distributed and gloo do themselves is tried in ``tests/dist``.
+``threads(n)`` gives what ``tests.support.ranks.Ranks`` gives, quicker by seconds of imports.
+Collectives and messages go through memory; a result is poison until it is waited for, so that
+whoever reads it too early computes NaN. What torch.distributed and gloo do themselves is tried in
+``tests/dist``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from plait.core.step.segments import Collective
-from plait.train.comm import lanes, objects, wire, world
+from plait.train.comm import lanes, wire, world
+from plait.train.comm import tree as objects
 from plait.train.comm.wire import Handle
 
 PATIENCE = 30.0
@@ -172,8 +174,8 @@ class Store:
 
 
 class Threads:
-    """``size`` ranks; ``run(function, *args)`` calls ``function(rank, *args)`` on each and returns all
-    results."""
+    """``size`` ranks; ``run(function, *args)`` calls ``function(rank, *args)`` on each and returns
+    all results."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -206,7 +208,8 @@ class Threads:
 
 @contextmanager
 def _patched(shared: World) -> Iterator[None]:
-    """torch.distributed as threads see it that are ranks, or were started by one; no other sees any world."""
+    """torch.distributed as threads see it that are ranks, or were started by one; no other sees any
+    world."""
 
     def rank() -> int | None:
         return getattr(threading.current_thread(), "rank", None)
@@ -270,7 +273,7 @@ def _patched(shared: World) -> Iterator[None]:
             get_rank=lambda group=None: group.rank if group else me(),
             get_world_size=lambda group=None: len(group.ranks) if group else shared.size,
             new_group=new_group,
-            barrier=objects.meet,
+            barrier=objects.barrier,
             all_reduce=all_reduce,
             destroy_process_group=lambda group=None: None,
             isend=isend,

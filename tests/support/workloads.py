@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from plait.place.forecast import Predicted
-from plait.place.traces.columns import parse_columns
-from plait.place.traces.read import read_trace
-from plait.place.traces.table import Trace
-from plait.place.workload import JobTrace
+from plait.formats.job_traces.read import parse_columns, read_trace
+from plait.formats.job_traces.table import Trace
+from plait.place.queue.forecast import Predicted
+from plait.place.queue.workload import JobTrace
 
 
 def heavy_tailed(jobs: int = 1500, seed: int = 0, groups: int = 5) -> str:
@@ -28,7 +27,7 @@ def trace_of(text: str, folder: Path, name: str = "jobs.csv", *, columns: str | 
     """A trace as it is read from a file, with columns as the command line names them."""
     file = folder / name
     file.write_text(text)
-    return read_trace(file, None if columns is None else parse_columns(columns))
+    return read_trace(file, columns=None if columns is None else parse_columns(columns))
 
 
 def known(trace: Trace) -> Predicted:

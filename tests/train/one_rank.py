@@ -36,17 +36,24 @@ class Asked(Control):
         super().__init__()
         self.when = when
 
-    def doing(self, what: str, *, step: int = -1, patient: bool = False) -> None:
-        super().doing(what, step=step, patient=patient)
+    def set_activity(self, what: str, *, step: int = -1, patient: bool = False) -> None:
+        super().set_activity(what, step=step, patient=patient)
         if what == self.when:
             self._stop = Stop(signal.SIGINT)
+
+
+class RefusesToBeRead:
+    """A job of which a plan was made: whoever asks it fails."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the job is asked for {name!r} after its plan was made")
 
 
 class Run:
     """A run's folder, and what its starts have said."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.said = folder / "run", ""
+        self.folder, self.said, self.job_refuses = folder / "run", "", False
         self.folder.mkdir()
         self.text = folder / "text"
         self.text.mkdir()
@@ -79,6 +86,8 @@ class Run:
         try:
             with Reporter(self.folder, speaks=True, steps=steps, out=out) as report:
                 plan = make_plan(job, HERE, vocab=257)
+                if self.job_refuses and plan.hash:  # which the plan's file has
+                    object.__setattr__(plan, "job", RefusesToBeRead())
                 device = RankDevice(torch.device("cpu"))
                 asked = Control() if control is None else control
                 session = Session(plan, self.folder, RankEnv(), device, report, asked)

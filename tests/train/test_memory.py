@@ -1,5 +1,5 @@
-"""The memory model against torch's own allocator: what a step of the real executor allocates at most is what
-the formulas say."""
+"""The memory model against torch's own allocator: what a step of the real executor allocates at
+most is what the formulas say."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.activations import WalkedBatch, activations
-from plait.core.step.memory.states import states
+from plait.core.step.memory.activations import TracedBatch, activations
 from plait.core.step.orders.overlap import Load
 from plait.core.step.stages import Stage
-from plait.core.step.unit_traffic import unit_sizes
+from plait.core.step.traffic import unit_sizes
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.machine.device import RankDevice
 from plait.train.model.transformer import ModelCut, Transformer
+from tests.support.held import states_held
 from tests.support.lone import lone_executor
 from tests.support.models import utransformer
 
@@ -53,8 +53,8 @@ DEVICE = RankDevice(torch.device("cpu"))
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
-    """Ranks that are not there fill their part with this rank's numbers: shapes are the same, and so is what
-    is allocated."""
+    """Ranks that are not there fill their part with this rank's numbers: shapes are the same, and
+    so is what is allocated."""
     spec, strategy, batch, sequence = MODELS[model], Strategy(**STRATEGIES[name]), 2, 512
     executor = lone_executor(spec, strategy, Load(batch, sequence), DEVICE)
     own = sequence // strategy.cp
@@ -67,7 +67,7 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
         executor.phase("B", state)
 
     step()  # position tables are made once
-    walked = WalkedBatch(batch=batch, sequence=sequence, itemsize=4)
+    walked = TracedBatch(batch=batch, sequence=sequence, itemsize=4)
     want = activations(spec, strategy, Stage(0, 1, 0, spec.num_layers), walked).peak()
     assert DEVICE.allocated(step).peak == pytest.approx(want, rel=TOLERANCE)
 
@@ -84,7 +84,7 @@ def test_states_are_what_is_allocated(model: str, tp: int) -> None:
         transformer = Transformer(spec, strategy, ModelCut(stage=stage, sharding=sharding))
         sizes = unit_sizes(spec, strategy, stage, sharding)
         assert sizes == {unit: store.numel for unit, store in transformer.units.items()}
-        want, gradients = states(sizes, sharding, itemsize=4), Gradients(transformer)
+        want, gradients = states_held(sizes, sharding, itemsize=4), Gradients(transformer)
         optimizer = Optimizer(transformer, gradients)
         assert want.parameters == sum(store.kept.numel() * 4 for store in transformer.units.values())
         assert want.gradients == gradients.flat.numel() * 4

@@ -11,14 +11,14 @@ import torch
 
 from plait.core.base.errors import JobError
 from plait.train.own_loop import Engine
-from plait.train.own_values import check_own, own_batch, own_number
+from plait.train.own_values import check_own, checked_batch, checked_number
 
 TOKENS = torch.arange(10).reshape(2, 5)
 NAN = torch.tensor([[float("nan"), 1, 1, 1]] * 2)
 
 
 def given(tokens: Any = TOKENS, labels: Any = None, weights: Any = None, starts: Any = None) -> Any:
-    return own_batch(tokens, labels, weights, starts, sequence=4, vocab=10)
+    return checked_batch(tokens, labels, weights, starts, sequence=4, vocab=10)
 
 
 def test_tokens_alone_are_their_own_labels() -> None:
@@ -31,8 +31,8 @@ def test_tokens_alone_are_their_own_labels() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tokens": TOKENS.tolist()}, "tokens", "tokens are a list, no tensor"),
-    ({"tokens": {"input_ids": TOKENS}}, "tokens", "tokens are a dict.*one by one"),
-    ({"tokens": (TOKENS, TOKENS)}, "tokens", "tokens are a tuple.*one by one"),
+    ({"tokens": {"input_ids": TOKENS}}, "tokens", "tokens are a dict.*separately"),
+    ({"tokens": (TOKENS, TOKENS)}, "tokens", "tokens are a tuple.*separately"),
     ({"tokens": TOKENS.numpy()}, "tokens", "tokens are a ndarray"),
     ({"tokens": None}, "tokens", "tokens are a NoneType"),
     ({"tokens": TOKENS.double()}, "tokens", "are torch.float64, and ids are whole numbers"),
@@ -63,15 +63,17 @@ def test_other_tensors_are_refused_by_name(values: dict[str, Any], key: str, sai
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, "1e-3", None, True, [1.0]])
 def test_numbers_that_are_none(value: Any) -> None:
     with pytest.raises(JobError, match="is not allowed") as refused:
-        own_number("learning_rate", value, zero=True)
+        checked_number("learning_rate", value, zero=True)
     assert refused.value.key == "learning_rate"
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
-    assert own_number("divisor", np.float32(0.5), zero=False) == own_number("divisor", torch.tensor(0.5), zero=False)
-    assert own_number("learning_rate", 0, zero=True) == 0.0
+    assert checked_number("divisor", np.float32(0.5), zero=False) == checked_number(
+        "divisor", torch.tensor(0.5), zero=False
+    )
+    assert checked_number("learning_rate", 0, zero=True) == 0.0
     with pytest.raises(JobError, match="above 0"):
-        own_number("divisor", 0.0, zero=False)
+        checked_number("divisor", 0.0, zero=False)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,8 @@ def test_plain_values_can_be_saved() -> None:
 
 
 class Epochs:
-    """A loader that says where it is: at the end of an epoch of three batches, nothing is left of it."""
+    """A loader that says where it is: at the end of an epoch of three batches, nothing is left of
+    it."""
 
     def __init__(self, at: int = 0) -> None:
         self.at = at
@@ -107,7 +110,10 @@ class Epochs:
 def taken(loader: Any, done: int = 0, steps: int = 8) -> list[Any]:
     """What a loop of so many steps gets of a loader, a batch a step."""
     engine: Any = SimpleNamespace(
-        done=done, stopping=False, job=SimpleNamespace(train=SimpleNamespace(steps=steps)), _passed_over=0
+        done=done,
+        stopping=False,
+        run=SimpleNamespace(settings=SimpleNamespace(train=SimpleNamespace(steps=steps))),
+        _passed_over=0,
     )
     found = list[Any]()
     for batch in Engine.batches(engine, loader):

@@ -37,7 +37,8 @@ device = "cpu"
 
 
 class Measured:
-    """A rank that measures. wide: columns of its terminal; asked: what was to be measured, and by when."""
+    """A rank that measures. wide: columns of its terminal; asked: what was to be measured, and by
+    when."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.out, self.control, self.wide = folder / "profile.json", Control(), 40
@@ -45,7 +46,7 @@ class Measured:
         self.now = 107.0
         monkeypatch.setattr("plait.train.comm.world.joined", self._joined)
         monkeypatch.setattr("plait.train.profile.measure.measure_profile", self._profile)
-        monkeypatch.setattr("plait.train.profile.spreads.measure_spreads", self._spreads)
+        monkeypatch.setattr("plait.train.profile.measure.measure_spreads", self._spreads)
         monkeypatch.setattr(
             "plait.train.screen.Screen", lambda out: SimpleNamespace(width=self.wide, live=self.live.append)
         )
@@ -54,13 +55,13 @@ class Measured:
 
     @contextmanager
     def _joined(self, rank: RankEnv, run: Any, control: Control) -> Iterator[str]:
-        assert self.control.at == "importing" and self.control.patient
+        assert self.control.activity == "importing" and self.control.patient
         self.runs.append(run)
         yield "device"
 
     def _result(self, say: Any) -> Any:
         say("sums of 4 KiB")
-        assert self.control.at == "measuring: sums of 4 KiB"
+        assert self.control.activity == "measuring: sums of 4 KiB"
         return SimpleNamespace(write=lambda path: path.write_text("it"))
 
     def _profile(self, order: Any, rank: RankEnv, device: str, *, deadline: float, cores: int, say: Any) -> Any:
@@ -143,14 +144,14 @@ def test_it_ends_with_its_errors_status(monkeypatch: pytest.MonkeyPatch, launche
         def __exit__(self, *_: object) -> None:
             done.append("over")
 
-        def fails(self, error: PlaitError) -> None:
+        def report_failure(self, error: PlaitError) -> None:
             told.append(str(error))
 
     def run(rank: RankEnv, control: Control, asked: Any, started: float) -> int:
         assert control.launched == launched and asked.seconds == 60.0
         raise JobError("no.")
 
-    for name in ("die_with_parent", "print_to_nobody"):
+    for name in ("die_with_parent", "ignore_print_errors"):
         monkeypatch.setattr(profiler, name, lambda name=name: done.append(name))
     monkeypatch.setattr(profiler, "take_launcher", lambda: 5 if launched else None)
     monkeypatch.setattr(profiler.Channel, "inherited", staticmethod(lambda descriptor: f"line {descriptor}"))
@@ -158,4 +159,4 @@ def test_it_ends_with_its_errors_status(monkeypatch: pytest.MonkeyPatch, launche
     monkeypatch.setattr(profiler, "_run", run)
     monkeypatch.setattr(sys, "argv", ["profiler", "--out", "x"])
     assert profiler.main() == 2
-    assert done == ["die_with_parent", "print_to_nobody", "over"] and told == ["no."]
+    assert done == ["die_with_parent", "ignore_print_errors", "over"] and told == ["no."]

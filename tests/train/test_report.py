@@ -286,7 +286,7 @@ def test_slack_that_was_measured_is_said_in_micro_batches(tmp_path: Path) -> Non
     with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
         report.choice(Measurements(times=Times((1.0,) * 2, (0.1,))), plan)
     assert said.getvalue() == (
-        "slack from measured times: at most 2, 1 micro-batches alive on the stages, one after the other\n"
+        "slack from measured times: at most 2, 1 micro-batches in flight on the stages, in order\n"
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from plait.core.base.errors import JobError
+from plait.core.base.errors import DataError, JobError
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import Load
@@ -34,7 +34,8 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_token_is_predicted_as_in_training(name: str) -> None:
-    """The trained loss of a sequence is the mean of what each of its beginnings gives the next token."""
+    """The trained loss of a sequence is the mean of what each of its beginnings gives the next
+    token."""
     spec = MODELS[name]
     model = Transformer(spec, Strategy(), dtype=torch.float64)
     for parameter in model.named.values():  # no weight of ones, no bias of zeros
@@ -50,7 +51,8 @@ def test_every_token_is_predicted_as_in_training(name: str) -> None:
 
 
 def told(monkeypatch: pytest.MonkeyPatch, text: bytes, longest: int = 8) -> tuple[Sampler, list[int]]:
-    """A sampler whose model says what it is told to say, and how many tokens it is shown each time."""
+    """A sampler whose model says what it is told to say, and how many tokens it is shown each
+    time."""
     left, seen = [*text, 256], list[int]()
 
     def logits(_: Transformer, tokens: Sequence[int]) -> torch.Tensor:
@@ -141,7 +143,7 @@ def test_a_temperature_of_one_draws_tokens_as_often_as_they_are_likely(monkeypat
 
 
 def test_a_folder_that_holds_no_run_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="holds no run that has started"):
+    with pytest.raises(DataError, match="holds no run that has started"):
         Sampler.of_run(tmp_path)
-    with pytest.raises(JobError, match="no such run folder"):
+    with pytest.raises(DataError, match="no such run folder"):
         Sampler.of_run(tmp_path / "absent")

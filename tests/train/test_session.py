@@ -1,5 +1,5 @@
-"""A run of one rank in this process, from its plan to its last checkpoint: what is due when, where it goes
-on, and what ends it."""
+"""A run of one rank in this process, from its plan to its last checkpoint: what is due when, where
+it goes on, and what ends it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -18,8 +19,8 @@ from torch import Tensor
 from plait.core.base.errors import CheckpointError, JobError
 from plait.core.job.plan import Plan
 from plait.core.record.ring import read_ring
+from plait.core.runs.evidence import ring_path
 from plait.core.runs.host_memory import memory_of
-from plait.core.runs.ring_calls import ring_path
 from plait.train import rank_run as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.folder import LOSS, CheckpointFolder
@@ -50,6 +51,14 @@ def test_checkpoints_of_every_so_many_steps_and_the_best_stay(run: Run) -> None:
     assert step_of(run.folder, "7") == 7 and step_of(run.folder, None) is None
     with pytest.raises(JobError, match=r"--step: .*is no step\. Write a number, or best"):
         step_of(run.folder, "newest")
+
+
+def test_once_a_plan_is_made_a_rank_asks_its_job_for_nothing(run: Run) -> None:
+    run.job_refuses = True
+    fixed: Any = {"strategy": {"slices": {"batch": 1, "columns": 1}}, "run": {"memory_every": 1}, "eval_every": 2}
+    assert run.train(4, checkpoint_every=2, **fixed) == 0
+    assert run.train(6, **fixed) == 0, "and goes on"
+    assert len(run.metrics) == 6
 
 
 def test_no_best_without_an_evaluation(run: Run) -> None:
@@ -98,7 +107,7 @@ def test_mfu_is_of_the_peak_of_the_device_by_its_name(run: Run, name: str, peak:
     assert (rates.name, rates.kind, rates.ranks, rates.peak) == (name, "cuda", 2, peak)
     said = " ".join(run.said.split())
     assert ("MFU is of TF32's peak, 4.947e+14 FLOP/s" in said) == (peak is not None)
-    assert (f"no description of a cluster has {name}'s dense peak in TF32" in said) == (peak is None)
+    assert (f"no cluster description has the dense peak of {name} in TF32" in said) == (peak is None)
 
 
 def test_a_peak_that_the_job_names_too_low_is_said_to_be(run: Run) -> None:
@@ -164,7 +173,7 @@ def test_checkpoints_that_were_removed_meanwhile_are_made_again(run: Run) -> Non
 
     with mock.patch.object(Asked, "__bool__", remove):
         assert run.train(1, control=Asked()) == 0
-    assert f"warning: {run.folder / 'checkpoints'} was removed while the run was on: it is made again" in run.said
+    assert f"warning: {run.folder / 'checkpoints'} was removed during the run: it is created again" in run.said
     assert run.checkpoints == ["step-00000001"]
 
 
@@ -245,13 +254,13 @@ def test_a_checkpoint_that_is_made_again_costs_no_older_one(run: Run) -> None:
 
 @pytest.mark.parametrize("step", [3, 6])
 def test_a_wish_to_stop_in_an_evaluation_is_heard_within_a_batch(run: Run, step: int) -> None:
-    """And the run is saved. The next start makes the evaluation first, whatever it evaluates otherwise: the
-    record, and what checkpoints say, is that of a run which nobody has stopped."""
+    """And the run is saved. The next start makes the evaluation first, whatever it evaluates
+    otherwise: the record, and what checkpoints say, is that of a run which nobody has stopped."""
     control, batches = Asked(f"evaluating after step {step}"), list[int]()
     real = PipelineExecutor.run
 
     def forwards(one: PipelineExecutor, given: Sequence[MicroBatch]) -> Tensor:
-        if control.at.startswith("evaluating"):
+        if control.activity.startswith("evaluating"):
             batches.append(control.step)
         return real(one, given)
 

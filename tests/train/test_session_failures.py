@@ -1,5 +1,5 @@
-"""What ends a run of one rank, or costs it a step or a checkpoint: numbers that are not finite, steps without
-targets, a disk that fails."""
+"""What ends a run of one rank, or costs it a step or a checkpoint: numbers that are not finite,
+steps without targets, a disk that fails."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from plait.api.logs import log_lines
 from plait.api.runs import view_run
 from plait.core.base.errors import CheckpointError, NotFinite
 from plait.core.runs.history import TERMINAL
-from plait.diagnose.progress import loss_of
+from plait.diagnose.verdicts.progress import loss_of
 from plait.train import rank_run as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.data.stream import EvalSet
 from plait.train.engine.feed import Feed, Rows
-from plait.train.engine.grad_sync import Wishes
 from plait.train.engine.inflight import MicroBatch, scale_of
 from plait.train.engine.optimizer import Optimizer
-from plait.train.model.loss import IGNORED
+from plait.train.engine.steps import Requests
+from plait.train.model.embedding import IGNORED
 from plait.train.session import Session
 from tests.train.one_rank import NAN, Run, fails_at
 
@@ -93,12 +93,12 @@ def test_updates_that_are_left_out_cost_their_checkpoint(run: Run) -> None:
     def skips(part: Any, optimizer: Optimizer, batches: Any, **named: Any) -> Any:
         if next(calls) not in (2, 3):
             return real(part, optimizer, batches, **named)
-        with mock.patch("plait.train.engine.steps.totals", return_value=(math.nan, 1.0, Wishes())):
+        with mock.patch("plait.train.engine.steps.totals", return_value=(math.nan, 1.0, Requests())):
             return real(part, optimizer, batches, **named)
 
     with mock.patch.object(module, "train_step", skips):
         assert run.train(5, checkpoint_every=2, keep_checkpoints=9, on_nan="skip") == 0
-    assert "warning: no checkpoint after step 2: the last 1 updates were left out" in run.said
+    assert "warning: no checkpoint after step 2: the last 1 updates were skipped" in run.said
     assert run.checkpoints == ["step-00000004", "step-00000005"]
     assert [line.get("skipped") for line in run.metrics.values()] == [None, 1, 2, 2, 2]
     assert run.train(6) == 0
@@ -161,7 +161,7 @@ def test_a_step_without_targets_has_no_loss(run: Run) -> None:
     assert [line["loss"] is None for line in found.values()] == [False, True, True, False]
     assert found[3]["eval_loss"] is None, "nothing is 0 that is not known"
     said = " ".join(run.said.split())
-    assert said.count("warning: step 2 has no loss: the weights of its targets are 0 in sum.") == 1
+    assert said.count("warning: step 2 has no loss: the weights of its targets add up to 0.") == 1
     assert "step 3 has no loss" not in said.replace("after step 3 has no loss", "")
     assert "warning: the evaluation after step 3 has no loss" in said
     assert "step 2/4 loss nan" in said and "the evaluation loss after" not in said

@@ -116,7 +116,7 @@ def test_a_rank_waits_for_its_parent_and_takes_its_files(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     monkeypatch.setattr(os, "dup2", lambda one, two: done.append((one, two)))
     monkeypatch.setattr(warm, "time", SimpleNamespace(sleep=lambda seconds: done.append("waits")))
-    monkeypatch.setattr(warm, "take_on", lambda own, line: done.append((own, line)))
+    monkeypatch.setattr(warm, "adopt_environment", lambda own, line: done.append((own, line)))
 
     def run(main: Any) -> None:
         done.append(main)

@@ -1,4 +1,5 @@
-"""What a rank does between its start and its first step: whom it meets, what it plans, what it refuses."""
+"""What a rank does between its start and its first step: whom it meets, what it plans, what it
+refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.runs.attempts import read_attempts
-from plait.core.runs.parts import ask, asked
+from plait.core.runs.rank_reports import reports_requested, request_reports
 from plait.core.topology.rank_table import NAME, RankTable
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
@@ -40,7 +41,8 @@ def a_plan(**run: Any) -> Plan:
 
 
 class Trained:
-    """What a rank comes to: its world, its links, its watchdog, its session. links: what is found of them."""
+    """What a rank comes to: its world, its links, its watchdog, its session. links: what is found
+    of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done, self.links, self.status = list[Any](), list[str](), 0
@@ -59,7 +61,7 @@ class Trained:
         yield "device"
 
     def _links(self, rank: RankEnv, device: str) -> list[str]:
-        self.done.append(("links", device, self.control.at))
+        self.done.append(("links", device, self.control.activity))
         return self.links
 
     @contextmanager
@@ -81,7 +83,7 @@ class Trained:
         self.given = given
 
         def train() -> int:
-            assert self.watchdog.note == "look"
+            assert self.watchdog.record_finished == "look"
             self.done.append("trains")
             return self.status
 
@@ -94,7 +96,7 @@ class Trained:
 class Dog:
     """A watchdog."""
 
-    note = ""
+    record_finished = ""
 
     def __init__(self, done: list[Any], made: tuple[Any, ...]) -> None:
         self.done, self.made = done, made
@@ -121,7 +123,7 @@ def run_in(folder: Path, /, **run: Any) -> Plan:
 def test_a_rank_joins_watches_and_trains(trained: Trained, tmp_path: Path) -> None:
     plan = run_in(tmp_path)
     trained.status = 143
-    ask(tmp_path)
+    request_reports(tmp_path)
     assert worker._train(ENV, trained.control, tmp_path, "store") == 143  # type: ignore[arg-type]
     job = plan.job
     assert job is not None
@@ -129,26 +131,26 @@ def test_a_rank_joins_watches_and_trains(trained: Trained, tmp_path: Path) -> No
     assert trained.names()[3:] == ["watches", "session", "trains", "watches no more"]
     assert trained.watchdog.made == (0, job.run.call_deadline, "towards 127.0.0.1:29500")
     assert trained.given[0] == plan and trained.given[1:4] == (tmp_path, ENV, "device")
-    assert not asked(tmp_path)  # what an earlier start has left
+    assert not reports_requested(tmp_path)  # what an earlier start has left
     assert [one.world for one in read_attempts(tmp_path)] == [2]
 
 
 def test_another_rank_keeps_no_history_and_reports_nothing(trained: Trained, tmp_path: Path) -> None:
     run_in(tmp_path)
-    ask(tmp_path)
+    request_reports(tmp_path)
     assert worker._train(SECOND, trained.control, tmp_path, None) == 0
     assert trained.done[0] == ("joined", 1, None) and trained.done[1][:2] == ("reports", False)
-    assert asked(tmp_path) and not read_attempts(tmp_path)
+    assert reports_requested(tmp_path) and not read_attempts(tmp_path)
 
 
 def test_under_a_launcher_that_keeps_all_this(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_in(tmp_path)
-    ask(tmp_path)
+    request_reports(tmp_path)
     monkeypatch.setattr(Control, "launched", True)
     worker._train(ENV, trained.control, tmp_path, None)
-    assert "collects" not in trained.names() and asked(tmp_path) and not read_attempts(tmp_path)
+    assert "collects" not in trained.names() and reports_requested(tmp_path) and not read_attempts(tmp_path)
 
 
 def test_one_rank_alone_has_nobody_to_wait_for(trained: Trained, tmp_path: Path) -> None:

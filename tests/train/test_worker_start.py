@@ -55,7 +55,7 @@ class Started:
 
     def _run(self, argv: list[str], **options: Any) -> Any:
         assert options == {"stderr": subprocess.PIPE, "text": True, "check": False}
-        assert self.control.at == "planning" and self.control.patient
+        assert self.control.activity == "planning" and self.control.patient
         self.planned.append(argv[-4:])
         return SimpleNamespace(returncode=self.status, stderr=self.stderr)
 
@@ -76,7 +76,7 @@ def test_rank_0_plans_and_tells_the_others_the_folder(started: Started) -> None:
     assert started.planned[0][-3:] == started.arguments()
     assert started.store.get(worker.RUN).decode() == str(started.folder.resolve())
     assert started.start(SECOND) == 7
-    assert started.control.at == "waiting for rank 0 to plan" and started.control.patient
+    assert started.control.activity == "waiting for rank 0 to plan" and started.control.patient
     assert [(rank.rank, folder) for rank, _, folder, _ in started.trains] == [(0, started.folder), (1, started.folder)]
     assert all(store is not None for *_, store in started.trains)
     assert len(started.planned) == 1 and started.met[0] > 0
@@ -156,7 +156,7 @@ def test_a_folder_or_a_plan_is_gone_on_with(started: Started, tmp_path: Path) ->
     assert len(started.planned) == 1
     (tmp_path / "bare.json").write_text(replace(plan, job=None).to_json())
     with (
-        pytest.raises(JobError, match="was made without a job file and says nothing of data or steps"),
+        pytest.raises(JobError, match="was made without a job file, so its data and steps are unknown"),
         ExitStack() as held,
     ):
         worker._plan(ENV, started.control, held, [str(tmp_path / "bare.json")])
@@ -199,7 +199,7 @@ def test_a_rank_ends_with_its_errors_status_or_as_one_not_to_be_tried_again(
         def __exit__(self, *_: object) -> None:
             done.append("over")
 
-        def fails(self, error: PlaitError) -> None:
+        def report_failure(self, error: PlaitError) -> None:
             told.append(error)
 
     def run(rank: RankEnv, control: Control, arguments: list[str]) -> int:
@@ -208,7 +208,7 @@ def test_a_rank_ends_with_its_errors_status_or_as_one_not_to_be_tried_again(
             raise error
         return 7
 
-    for name in ("die_with_parent", "print_to_nobody", "stacks_on_signal"):
+    for name in ("die_with_parent", "ignore_print_errors", "stacks_on_signal"):
         monkeypatch.setattr(worker, name, lambda name=name: done.append(name))
     monkeypatch.setattr(worker, "take_launcher", lambda: 5 if launched else None)
     monkeypatch.setattr(worker.Channel, "inherited", staticmethod(lambda descriptor: f"line {descriptor}"))
@@ -216,5 +216,5 @@ def test_a_rank_ends_with_its_errors_status_or_as_one_not_to_be_tried_again(
     monkeypatch.setattr(worker, "_run", run)
     monkeypatch.setattr(sys, "argv", ["worker", "job.toml"])
     assert worker.main() == status
-    assert done == ["die_with_parent", "print_to_nobody", "stacks_on_signal", "over"]
+    assert done == ["die_with_parent", "ignore_print_errors", "stacks_on_signal", "over"]
     assert told == ([error] if error else [])

@@ -35,7 +35,8 @@ CULPRIT = 6
 
 @contextmanager
 def served(folders: Sequence[Path], *, read: bool = True, late: float = 0.0) -> Iterator[tuple[str, list[Watched]]]:
-    """The address of the page. read: whether everything was read before. late: seconds before each answer."""
+    """The address of the page. read: whether everything was read before. late: seconds before each
+    answer."""
     watched = watch(folders)
     app = make_app(watched)
     app.server.before_request(lambda: time.sleep(late))

@@ -17,22 +17,25 @@ from hypothesis import strategies as st
 from plait.core.parallel.layout import Layout
 from plait.core.record.timeline import SpanKey
 from plait.core.runs.evidence import Evidence, Verdict
-from plait.diagnose.dependencies import around
-from plait.diagnose.heat import Heat, HeatColumn, by_segment, heat_of_segments, pooled
-from plait.diagnose.places import place_of
-from plait.diagnose.reading import read_run
-from plait.diagnose.recording import AFTER, grid_of
+from plait.diagnose.measured.dependencies import dependencies_of
+from plait.diagnose.measured.reading import read_run
+from plait.diagnose.measured.recording import AFTER, grid_of, place_of
+from plait.diagnose.rank_map import Heat, HeatColumn, by_segment, heat_of_segments, pooled, rank_states
 from plait.diagnose.series import StepSeries, memory_of
-from plait.diagnose.states import standings
-from plait.diagnose.window import window
-from plait.view.figure_words import memory_words, prediction_words, series_words
-from plait.view.grid_figure import grid_figure, is_flat
-from plait.view.heat_figure import HeatMarks, cell_text, heat_figure
-from plait.view.moves import HeatCell, moved, next_span
-from plait.view.series_figure import memory_figure, prediction_figure, series_figure, thinned
-from plait.view.timeline_callbacks import ShownStep, side_by_side
-from plait.view.timeline_figure import rows_of, timeline_figure
-from plait.view.words import packed, plain
+from plait.view import timeline_callbacks
+from plait.view.heat_callbacks import HeatCell, cell_after_key
+from plait.view.rank_figures import HeatMarks, cell_text, grid_figure, heat_figure, is_flat
+from plait.view.time_figures import (
+    memory_figure,
+    prediction_figure,
+    rows_of,
+    series_figure,
+    thinned,
+    timeline_figure,
+    window,
+)
+from plait.view.timeline_callbacks import ShownStep, next_span, side_by_side
+from plait.view.words import memory_words, packed, plain, prediction_words, series_words
 from tests.support.recordings.made import write_run
 from tests.support.recordings.simulated import simulated
 from tests.view.served import CULPRIT, SLOW
@@ -75,7 +78,7 @@ def test_the_heat_map_shows_the_slow_rank_and_points_at_it(recording: Any) -> No
     assert figure["layout"]["yaxis"]["ticktext"][0] == "rank 0"
     text = cell_text(heat, shown, recording.grid, (CULPRIT, 0))
     assert text.startswith("rank 6 (stage 1, dp 2), mlp backward: ")
-    assert "against its equals" in text
+    assert "against its peers" in text
     assert len(figure["data"]) == 2, "own work and waiting have colours of their own"
 
 
@@ -104,7 +107,7 @@ def test_many_ranks_are_labelled_by_the_axis_that_changes() -> None:
 
 def test_the_timeline_draws_spans_and_what_one_depends_on(recording: Any) -> None:
     key = SpanKey(5, CULPRIT, "idle", "1RECV_F3", 0)
-    found = around(recording.spans, key)
+    found = dependencies_of(recording.spans, key)
     assert found
     shown = window(recording.spans, [2, CULPRIT], (5, 5))
     assert shown
@@ -126,7 +129,7 @@ def test_arrows_go_on_in_time() -> None:
     assert shown
     drawn = 0
     for row in step.filter(pl.col("kind").is_in(["wait", "comm"])).iter_rows(named=True):
-        chosen = around(step, SpanKey(*(row[name] for name in SpanKey._fields)))
+        chosen = dependencies_of(step, SpanKey(*(row[name] for name in SpanKey._fields)))
         figure = timeline_figure(shown, origin=shown.begin, chosen=chosen)
         for arrow in figure["layout"]["annotations"]:
             drawn += 1
@@ -140,7 +143,7 @@ def test_the_grid_shows_states_and_who_waits_for_whom() -> None:
         Evidence(rank=r, state="runs", thread="waits", doing=HOSTILE, error=HOSTILE, host=HOSTILE) for r in range(8)
     ]
     verdict = Verdict(cause="stopped", why="x", ranks=(5,), chain=())
-    figure = grid_figure(standings(grid, hang=(verdict, evidence)), grid)
+    figure = grid_figure(rank_states(grid, hang=(verdict, evidence)), grid)
     named = next(trace for trace in figure["data"] if trace["name"] == "named (1)")
     assert (named["x"], named["y"], named["z"]) == ([1], [0], [1])
     [label] = figure["layout"]["scene"]["annotations"]
@@ -151,8 +154,9 @@ def test_the_grid_shows_states_and_who_waits_for_whom() -> None:
 
 
 def test_arrows_beside_the_grid_say_what_travels_along_each_axis() -> None:
-    """Outside the ranks, from the first to the last of an axis, a head at each end that points outwards."""
-    figure = grid_figure(standings(grid := grid_of(Layout.of(pp=4, dp=3, tp=2))), grid)
+    """Outside the ranks, from the first to the last of an axis, a head at each end that points
+    outwards."""
+    figure = grid_figure(rank_states(grid := grid_of(Layout.of(pp=4, dp=3, tp=2))), grid)
     for axis, (name, most, words) in enumerate(
         zip("xyz", (1, 2, 3), ("partial sums", "gradients", "activations up"), strict=True)
     ):
@@ -170,7 +174,7 @@ def test_arrows_beside_the_grid_say_what_travels_along_each_axis() -> None:
 )  # fmt: skip
 def test_ranks_that_differ_on_two_axes_are_drawn_flat(shape: dict[str, int], titles: tuple[str, str]) -> None:
     grid = grid_of(Layout.of(**shape))
-    found = standings(grid)
+    found = rank_states(grid)
     figure = grid_figure(found, grid)
     assert is_flat(grid)
     assert {trace["type"] for trace in figure["data"]} == {"scatter"}
@@ -184,7 +188,7 @@ def test_ranks_that_differ_on_two_axes_are_drawn_flat(shape: dict[str, int], tit
 
 def test_of_many_ranks_of_a_flat_picture_only_colours_are_shown() -> None:
     grid = grid_of(Layout.of(pp=64, dp=64))
-    figure = grid_figure(standings(grid), grid)
+    figure = grid_figure(rank_states(grid), grid)
     assert [trace["type"] for trace in figure["data"]] == ["scattergl"]
     assert figure["data"][0]["text"] is None
     assert figure["layout"]["height"] < 900
@@ -213,16 +217,19 @@ def test_figures_are_told_in_words() -> None:
     assert prediction_words(None) == ""
 
 
-def test_what_comes_after_a_step_is_not_compared_with_its_prediction(recording: Any) -> None:
-    """Evaluations and checkpoints are no part of a step; of a run's last they would be most of it."""
+def test_what_comes_after_a_step_is_not_compared_with_its_prediction(
+    recording: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluations and checkpoints are no part of a step; of a run's last they would be most of
+    it."""
     step = recording.spans.filter(pl.col("step") == 3)
     own = step.filter(pl.col("rank") == 0)
     end = float(own["end"].max())
     after = [own[:1].with_columns(kind=pl.lit(kind), start=end + 1, end=end + 9) for kind in AFTER]
     shown = ShownStep(0, 3, pl.concat([step, *after]), [0], None, 0.0, None)
-    run: Any = SimpleNamespace(predicted=lambda *_: own)
+    monkeypatch.setattr(timeline_callbacks, "predicted_spans", lambda *_: own)
     snapshot: Any = SimpleNamespace(run=SimpleNamespace(plan=SimpleNamespace(costs={"x": 1})), told=True, problem="")
-    figure, words = side_by_side(run, snapshot, shown)
+    figure, words = side_by_side(snapshot, shown)
     predicted, measured = (part.partition(":")[2] for part in words.split("Measured"))
     assert predicted.strip() == measured.strip(), "the same spans, and nothing after them"
     assert {one["name"] for one in figure["data"]}.isdisjoint(AFTER)
@@ -294,7 +301,7 @@ KEYS = st.lists(
 def test_keys_never_leave_the_map(keys: list[str], rows: int, columns: int) -> None:
     at = HeatCell()
     for key in keys:
-        at = moved(at, key, rows=rows, columns=columns, cells=512)
+        at = cell_after_key(at, key, rows=rows, columns=columns, cells=512)
         assert 0 <= at.row < rows
         assert 0 <= at.column < columns
         if at.window:

@@ -142,7 +142,8 @@ def update(page: str, output: str, changed: list[str], inputs: list[Any], state:
 
 
 def answered(page: str, output: str, changed: list[str], inputs: list[Any], state: Any = ()) -> tuple[int, str]:
-    """A callback, as the browser calls it. inputs: a list in place of one stands for buttons of a kind."""
+    """A callback, as the browser calls it. inputs: a list in place of one stands for buttons of a
+    kind."""
     parts = output.strip(".").split("...")
     outputs: Any = [dict(zip(("id", "property"), part.split("@")[0].rsplit(".", 1), strict=True)) for part in parts]
     if not output.startswith(".."):
@@ -169,36 +170,14 @@ def test_a_run_is_a_number_in_the_list(page: str, number: Any) -> None:
     assert SECRET not in text
 
 
-CHOSEN = [
-    {}, {"rank": 10**9}, {"rank": "x", "step": []}, {"rank": 6, "step": -5, "span": ["a"]}, [1],
-    {"rank": 6, "step": 3, "span": [3, 6, "idle", "1RECV_F3", 0]}, {"rank": 6, "span": [3, 6, "../../passwd", "x", 0]},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("chosen", CHOSEN, ids=range(len(CHOSEN)))
-def test_whatever_is_said_to_be_chosen(page: str, chosen: Any) -> None:
-    places = "timeline-figure.figure span.children links.children rank.value step.value shown.data clocks.children"
-    output = f"..{'...'.join(places.split())}.."
-    inputs = [
-        ("version", "data", "x"),
-        ("chosen", "data", chosen),
-        ("zoom", "data", ["a", None]),
-        ("beside", "value", "'; drop"),
-    ]
-    status, answer = update(page, output, ["chosen.data"], inputs, [("run", "value", 0)])
-    assert status == 200, answer
-    assert answer["response"]["timeline-figure"]["figure"]["layout"]
-    output = "..both-figure.figure...both-words.children.."
-    status, answer = update(page, output, ["chosen.data"], inputs[:2], [("run", "value", 0)])
-    assert status == 200, answer
-
-
 USUAL = {
     "run.value": 0, "statistic.value": "mean", "columns.value": "steps", "order.value": "pp dp", "version.data": "x",
 }  # fmt: skip
 ODD: list[Any] = [
-    [1], "x", 10**30, True, float("inf"), {"points": "x"}, {"points": [3]}, {"rank": 10**30, "step": 10**30},
-    {"points": [{"customdata": float("inf"), "y": float("nan")}]}, {"row": float("inf"), "window": [float("nan"), 2]},
+    [1], "x", ["a", None], 10**30, True, float("inf"), {"points": "x"}, {"points": [3]}, {"rank": "x", "step": []},
+    {"rank": 6, "step": -5, "span": ["a"]}, {"rank": 6, "step": 3, "span": [3, 6, "idle", "1RECV_F3", 0]},
+    {"rank": 10**30, "step": 10**30}, {"points": [{"customdata": float("inf"), "y": float("nan")}]},
+    {"row": float("inf"), "window": [float("nan"), 2]},
     {"yaxis.range[0]": float("nan"), "yaxis.range[1]": 1.0, "xaxis.range[0]": float("nan"), "xaxis.range[1]": 1.0},
 ]  # fmt: skip
 
@@ -271,7 +250,7 @@ def test_a_run_without_anything_says_so_and_lives_on(tmp_path: Path) -> None:
         assert ask(url, "/")[0] == 200
         write_run(tmp_path / "run", SLOW)
         end = time.monotonic() + 240
-        while watched[0].look(all_of_it=True).told is None and time.monotonic() < end:
+        while watched[0].look(all_of_it=True).report is None and time.monotonic() < end:
             time.sleep(0.05)
         assert watched[0].snapshot.named() == {CULPRIT: "slow processor"}
 
@@ -285,7 +264,7 @@ def test_a_run_that_hung_in_its_first_step_shows_its_grid(tmp_path: Path) -> Non
     found = watched.read()
     assert found.run is None
     assert [one.state for one in found.standings()] == ["waits"] * 3 + ["named"] + ["waits"] * 4
-    text = report_of(watched, found)
+    text = report_of(found)
     assert "rank 3 &lt;i&gt;is&lt;/i&gt; stopped" in text
     assert 'id="grid"' in text
 
@@ -306,13 +285,13 @@ def test_steps_that_are_none_are_said_to_be(page: str) -> None:
 def test_a_run_whose_folder_goes_is_shown_as_it_was(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", SLOW)
     watched = Watched(run, "run")
-    assert watched.read().told
+    assert watched.read().report
     shutil.rmtree(run)
     end = time.monotonic() + 240
     while not (snapshot := watched.look()).problem:
         assert time.monotonic() < end
         time.sleep(0.05)
-    assert snapshot.told
+    assert snapshot.report
     assert f"this is what was read before: {run}: no such run folder" in status_of(snapshot)
 
 
@@ -326,7 +305,7 @@ def test_a_live_run_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     assert signature(run) != before
     watched._not_before = 0.0
     end = time.monotonic() + 240
-    while watched.look(all_of_it=True).told is None or not watched.snapshot.run.metrics:  # type: ignore[union-attr]
+    while watched.look(all_of_it=True).report is None or not watched.snapshot.run.metrics:  # type: ignore[union-attr]
         assert time.monotonic() < end
         time.sleep(0.05)
     assert watched.snapshot.generation > first.generation

@@ -1,4 +1,5 @@
-"""What a page knows of a run, and when: a first picture of totals, then all sums, then spans and verdicts."""
+"""What a page knows of a run, and when: a first picture of totals, then all sums, then spans and
+verdicts."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 
 from plait.core.record.columns import Coded
 from plait.core.record.rollup import COLUMNS, RollupSource, rollup_file, write_rollup
-from plait.diagnose.reading import read_run
+from plait.diagnose.measured.reading import read_run
 from plait.view.callbacks import first_paint, status_of
 from plait.view.store import Snapshot, Watched, heat_of
 from tests.support.recordings.made import plan_of, spans_of_job, write_run
@@ -68,8 +69,8 @@ def test_the_first_picture_is_there_before_any_sum_is_read(run: Path) -> None:
     second = heat_of(sums, "mean", None, ORDER, "segments")
     assert first is not None and second is not None and first.columns == second.columns
     assert np.allclose(first.seconds, second.seconds, rtol=1e-6, equal_nan=True)
-    told = wait(watched, lambda one: one.told, all_of_it=True)
-    assert told.whole and told.named() == {CULPRIT: "slow processor"}
+    told = wait(watched, lambda one: one.report, all_of_it=True)
+    assert told.has_spans and told.named() == {CULPRIT: "slow processor"}
     assert heat_of(told, "median", None, ORDER, "steps") is not None
 
 

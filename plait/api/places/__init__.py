@@ -1,6 +1,5 @@
-"""Places where ranks run, by name. To add one, write a class like ``lab.InLab`` and give it a line in
-``PLACES``.
-"""
+"""Launch targets, where ranks run, by name. To add a target, write a class like ``lab.InLab`` and
+give it a line in ``PLACES``."""
 
 from __future__ import annotations
 
@@ -15,36 +14,36 @@ LOCAL = "local"
 
 
 def _in_lab(where: str) -> LaunchTarget:
-    from plait.api.places.lab import InLab
+    from plait.api.places.lab import LabTarget
     from plait.lab import LabSpec
 
-    return InLab(LabSpec.parse(where))
+    return LabTarget(LabSpec.parse(where))
 
 
 def _in_slurm(where: str) -> LaunchTarget:
-    from plait.api.places.slurm import InSlurm
+    from plait.api.places.slurm import SlurmTarget
 
-    return InSlurm(where)
+    return SlurmTarget(where)
 
 
 def _in_kubernetes(where: str) -> LaunchTarget:
-    from plait.api.places.kubernetes import InKubernetes
+    from plait.api.places.kubernetes import KubernetesTarget
 
-    return InKubernetes(where)
+    return KubernetesTarget(where)
 
 
 PLACES: Mapping[str, Callable[[str], LaunchTarget]] = {"lab": _in_lab, "slurm": _in_slurm, "kubernetes": _in_kubernetes}
-"""Makers of places, by the word before the colon; they read the rest."""
+"""Functions that make launch targets, by the word before the colon; they read the text after it."""
 
 
 def place_of(on: str) -> LaunchTarget:
-    """The place that a name such as ``local``, ``slurm:PARTITION`` or ``lab:2x1@1gbit`` stands for. Raises
-    JobError for other names."""
-    from plait.api.places.here import Here
+    """Return the launch target for a name such as ``local``, ``slurm:PARTITION`` or
+    ``lab:2x1@1gbit``. Raises JobError for other names."""
+    from plait.api.places.base import LocalTarget
     from plait.core.base.errors import JobError
 
     if on == LOCAL:
-        return Here()
+        return LocalTarget()
     kind, _, where = on.partition(":")
     if kind not in PLACES:
         fix = (
@@ -56,18 +55,18 @@ def place_of(on: str) -> LaunchTarget:
 
 
 def with_table(place: LaunchTarget, rank_table: Path | None) -> LaunchTarget:
-    """The place with its ranks ordered by a rank table. Raises JobError for a place without hosts to
-    order."""
+    """Return the launch target with its ranks ordered by a rank table. Raises JobError for a target
+    without hosts to order."""
     from dataclasses import replace
 
-    from plait.api.places.base import Managed
-    from plait.api.places.lab import InLab
+    from plait.api.places.base import ManagedTarget
+    from plait.api.places.lab import LabTarget
     from plait.core.base.errors import JobError
     from plait.core.topology.rank_table import RankTable
 
-    if isinstance(place, Managed):
+    if isinstance(place, ManagedTarget):
         return replace(place, table=rank_table)
-    if rank_table and isinstance(place, InLab):
+    if rank_table and isinstance(place, LabTarget):
         return replace(place, table=RankTable.read(rank_table))
     if rank_table:
         fix = "Use it with --on slurm, kubernetes or lab:..."

@@ -1,15 +1,19 @@
-"""What a place where ranks run is, and one whose manager starts them."""
+"""Launch targets: their interface, this machine, and clusters whose manager starts the ranks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from plait.api.ranks import collecting_records, hang_detection_of, run_supervised, run_watched, with_logged_output
+
 if TYPE_CHECKING:
-    from plait.api.ranks import Ranks
+    from plait.api.ranks import RankSet
     from plait.core.cluster.hardware import Hosts
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
@@ -17,81 +21,133 @@ if TYPE_CHECKING:
 
 
 class LaunchTarget(Protocol):
-    """A place where ranks run."""
+    """A target where ranks run: this machine, a lab or a cluster."""
 
     @property
-    def world(self) -> int | None:
-        """Number of ranks; None if there are as many as are asked for."""
+    def world_size(self) -> int | None:
+        """The number of ranks; None if any number can be requested."""
         ...
 
     @property
     def hosts(self) -> Hosts:
-        """Its machines, as plans see them."""
+        """The target's machines, as plans describe them."""
         ...
 
     @property
     def lab(self) -> LabSpec | None:
-        """The emulated cluster; None at other places."""
+        """The emulated cluster; None for other targets."""
         ...
 
     @property
-    def ours(self) -> bool:
-        """Whether memory and devices of ranks are this machine's."""
+    def is_local(self) -> bool:
+        """True if ranks use the memory and devices of this machine."""
         ...
 
-    def takes(self, world: int) -> bool:
-        """Whether a job of so many ranks can run there."""
+    def can_run(self, world: int) -> bool:
+        """Return True if a job of ``world_size`` ranks can run on the target."""
         ...
 
-    def run(self, ranks: Ranks) -> int:
-        """Start ranks and see them to their end; returns and raises what ``launch.local.run_ranks`` does."""
+    def run(self, ranks: RankSet) -> int:
+        """Start ranks and watch them until they end; return and raise as ``launch.local.run_ranks``
+        does."""
         ...
 
 
 @dataclass(frozen=True)
-class Submitted:
-    """A run that a cluster's manager has taken. notes: paragraphs for the user. wait: follows the run as far
-    as was asked; the exit status, 0 of a run that is not followed."""
+class Submission:
+    """A run that a cluster manager has accepted. notes: paragraphs for the user. wait: follows the
+    run as far as the user asked; returns its exit status, 0 for a run that is not followed."""
 
     notes: tuple[str, ...]
     wait: Callable[[], int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Managed(ABC):
-    """A cluster whose manager starts the ranks. table: the file of the ranks' order, if the user has one."""
+class ManagedTarget(ABC):
+    """A cluster whose manager starts the ranks. table: the file with the order of ranks, if the
+    user has one."""
 
     table: Path | None = None
-    world: None = None
+    world_size: None = None
     lab: None = None
-    ours: bool = False
+    is_local: bool = False
     shares_files: ClassVar = True
-    """Whether its ranks read the files that are here."""
+    """True if the ranks read this machine's files."""
 
     @property
     def hosts(self) -> Hosts:
-        """Machines of which no more is known than of this one."""
+        """The description of this machine: no more is known of the cluster's machines."""
         from plait.core.cluster.hardware import HERE
 
         return HERE
 
-    def takes(self, world: int) -> bool:
-        """Its manager says."""
+    def can_run(self, world: int) -> bool:
+        """Return True: the manager decides."""
         return True
 
     @property
     def inside(self) -> bool:
-        """Whether the manager runs us already, so that ranks can be started from here."""
+        """True if this process runs in a job of the manager, so that it can start ranks itself."""
         return False
 
     @abstractmethod
-    def run(self, ranks: Ranks) -> int:
-        """As of every place, from inside."""
+    def run(self, ranks: RankSet) -> int:
+        """Start ranks from inside a job of the manager and watch them until they end."""
 
     @abstractmethod
-    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submitted:
-        """Send the plan from outside. follow: whether somebody waits for the end of the run."""
+    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submission:
+        """Submit the plan from outside the cluster. follow: True if the caller waits for the end of
+        the run."""
 
     @abstractmethod
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
-        """What ``submit`` would send, and what to call it."""
+        """Return a title, and the text that ``submit`` would send."""
+
+
+@dataclass(frozen=True)
+class LocalTarget:
+    """This machine as a launch target."""
+
+    world_size: None = None
+    lab: None = None
+    is_local: bool = True
+
+    @property
+    def hosts(self) -> Hosts:
+        """The description of this machine."""
+        from plait.core.cluster.hardware import HERE
+
+        return HERE
+
+    def can_run(self, world: int) -> bool:
+        """Return True: any number of ranks may start here."""
+        return True
+
+    def run(self, ranks: RankSet) -> int:
+        """Start ranks as processes and watch them until they end. Ranks get MASTER_PORT, if it is
+        set; Plait's own ranks rendezvous in the launcher instead."""
+        from plait.core.base.cluster_env import this_host
+        from plait.core.base.env import chosen_port
+        from plait.core.base.process import reserved_port
+        from plait.launch.local.local import warm_starts
+        from plait.launch.local.supervisor import AttemptRanks, SingleHost
+        from plait.launch.run_folder import keep_plan
+
+        with ExitStack() as held:
+            port = chosen_port() or held.enter_context(reserved_port())
+            starts = held.enter_context(warm_starts(ranks.module, ranks.arguments, ranks.world, port))
+            if ranks.plan is None:
+                return run_watched(starts(), ranks)
+
+            plan, folder = ranks.plan, ranks.logs.parent
+
+            def crew() -> AttemptRanks:
+                keep_plan(plan, folder)
+                start = starts()
+                return AttemptRanks(
+                    start=with_logged_output(start) if ranks.silent else start, world=ranks.world, hosts=(this_host(),),
+                    suspicion=partial(hang_detection_of, ranks), plan=plan.key,
+                    concurrent=partial(collecting_records, ranks),
+                )  # fmt: skip
+
+            return run_supervised(SingleHost(crew), ranks)

@@ -1,46 +1,46 @@
-"""``--on kubernetes``: a plan sent to a cluster as a JobSet or a Job, and followed from here."""
+"""``--on kubernetes``: a plan submitted to a cluster as a JobSet or a Job, and followed from
+here."""
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.api.places.base import Managed, Submitted
+from plait.api.places.base import ManagedTarget, Submission
+from plait.core.base.errors import JobError, LaunchError, PlaitError
 
 if TYPE_CHECKING:
-    from plait.api.ranks import Ranks
+    from plait.api.ranks import RankSet
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
-    from plait.launch.kubernetes_api import KubernetesNamespace
-    from plait.launch.kubernetes_manifests import PodRun
+    from plait.formats.kubernetes.manifests import PodRun
+    from plait.launch.kubernetes.api import KubernetesNamespace
 
 
 LOST = ("emptyDir", "configMap", "secret", "downwardAPI", "projected", "ephemeral", "image")
-"""Volumes that end with their pod, or that nobody writes to."""
+"""Kinds of volumes that end with their pod, or that are not writable."""
 
 
 @dataclass(frozen=True)
-class InKubernetes(Managed):
-    """A namespace; the current one if empty."""
+class KubernetesTarget(ManagedTarget):
+    """A Kubernetes namespace as a launch target; the current one if empty."""
 
     namespace: str = ""
-    shares_files = False  # volumes may be mounted in pods alone
+    shares_files = False  # volumes may be mounted only in pods
 
-    def run(self, ranks: Ranks) -> int:
-        """Only trainings are sent to Kubernetes."""
-        from plait.core.base.errors import JobError
-
+    def run(self, ranks: RankSet) -> int:
+        """Raise JobError: only training runs are sent to Kubernetes."""
         fix = "Run plait in a pod there, with --on local, or train with: plait train --on kubernetes"
         raise JobError("runs trainings alone", key="--on kubernetes", fix=fix)
 
-    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submitted:
-        """Send the plan."""
-        from contextlib import ExitStack
-        from dataclasses import replace
-
-        from plait.launch import kubernetes
+    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submission:
+        """Submit the plan as a JobSet or a Job."""
+        from plait.launch.kubernetes import follow as kubernetes
 
         assert plan.job is not None
         cluster = self._cluster(plan.job)
@@ -49,7 +49,9 @@ class InKubernetes(Managed):
         run = replace(run, plan=plan.to_json(), hostnames=kubernetes.hostnames(cluster, hosts) if hosts else {})
         run, order = self._with_topology(plan.job, run)
         with ExitStack() as sending:
-            signals = sending.enter_context(kubernetes.heeding(cluster))  # a stop may come before it is followed
+            signals = sending.enter_context(
+                kubernetes.queueing_signals(cluster)
+            )  # a stop may come before it is followed
             kubernetes.submit(cluster, run)
             held = sending.pop_all()
         note = f"submitted as {run.kind} {run.name}; to end it: {kubernetes.removal(cluster, run)}"
@@ -57,31 +59,26 @@ class InKubernetes(Managed):
         def wait() -> int:
             with held:
                 if follow:
-                    return kubernetes.follow(cluster, run, signals=signals)
-                return kubernetes.unsent(cluster, run, signals)
+                    return kubernetes.follow(cluster, run, signals)
+                return kubernetes.unfollowed_status(cluster, run, signals)
 
-        return Submitted((note, *order), wait)
+        return Submission((note, *order), wait)
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
-        """The manifests, as YAML."""
-        from plait.core.base.errors import LaunchError
-
+        """Return a title, and the manifests as YAML."""
         note = ""
         try:
             kind = self._kind(job)
         except LaunchError as error:
             kind, note = "Job", f"# Without a cluster to ask whether it has JobSets: {error}\n"
         run = self._run(job, folder, job.world_size, job.strategy.pp, kind, word="(drawn when it is sent)")
-        return "The manifests", note + _yaml([run.workload(), *run.belongings()])
+        return "The manifests", note + _yaml([run.workload(), *run.owned_objects()])
 
     def manifests(self, plan: Plan, folder: Path) -> tuple[dict[str, str], str]:
-        """All that a cluster needs to run the plan with nobody outside of it, by the names of files that
-        ``kubectl apply -f`` takes: rights, the plan and the word by which pods know each other, the
-        workload. And a note."""
-        from dataclasses import replace
-
-        from plait.core.base.errors import LaunchError
-        from plait.launch.kubernetes_access import access
+        """Return all objects that run the plan without a launcher outside the cluster, by the names
+        of files for ``kubectl apply -f``: access rights, the plan with the secret that pods share,
+        and the workload. Also return a note."""
+        from plait.launch.kubernetes.lost import access
 
         assert plan.job is not None
         note, kind = "", "Job"
@@ -95,21 +92,17 @@ class InKubernetes(Managed):
         given = access(run, namespace)
         account = run.settings.service_account or run.name
         run = replace(run, settings=run.settings.model_copy(update={"service_account": account}))
-        files = {"1-access.yaml": given, "2-files.yaml": run.belongings(), "3-workload.yaml": [run.workload()]}
+        files = {"1-access.yaml": given, "2-files.yaml": run.owned_objects(), "3-workload.yaml": [run.workload()]}
         for one in (one for objects in files.values() for one in objects):
             one["metadata"]["namespace"] = namespace
         return {name: _yaml(objects) for name, objects in files.items()}, note
 
     def _with_topology(self, job: Job, run: PodRun) -> tuple[PodRun, tuple[str, ...]]:
-        """The run with the topology by which its nodes are ordered, where nothing else orders them: the
-        job's, or what labels of the cluster's nodes tell. And a note, where there is none."""
-        import json
-        from contextlib import suppress
-        from dataclasses import replace
-
-        from plait.api.ordering import kubernetes_topology
+        """Return the run with the topology that orders its nodes, if nothing else orders them: the
+        job's topology, or the one in the labels of the cluster's nodes. Also return a note if no
+        topology is known."""
+        from plait.api.in_cluster import kubernetes_topology
         from plait.api.topologies import read_topology
-        from plait.core.base.errors import LaunchError, PlaitError
         from plait.core.topology.form import to_dict
 
         if run.table or run.nodes == 1 or not run.settings.exclusive:
@@ -125,12 +118,10 @@ class InKubernetes(Managed):
                 pods = cluster.everywhere("Pod")
             return replace(run, topology=kubernetes_topology(cluster.list("Node")[0], pods)), ()
         except PlaitError as error:
-            return run, (f"Ranks go by the numbers of pods, for no topology is known: {error}",)
+            return run, (f"Ranks are ordered by pod index, because no topology is known: {error}",)
 
     def _namespace(self, job: Job) -> str:
-        """Where the run is to be: as was said, else the kubeconfig's."""
-        from plait.core.base.errors import LaunchError
-
+        """Return the run's namespace: that of ``--on`` or the job, else the kubeconfig's."""
         said = self.namespace or job.kubernetes.namespace
         try:
             return said or self._cluster(job).namespace
@@ -138,32 +129,29 @@ class InKubernetes(Managed):
             return "default"
 
     def _kind(self, job: Job, cluster: KubernetesNamespace | None = None) -> str:
-        """What pods are made by; a cluster is asked only where the job does not say."""
+        """Return the kind of object that makes the pods. The cluster is queried only if the job
+        leaves the kind open."""
         if job.kubernetes.workload == "auto":
             return "JobSet" if (cluster or self._cluster(job)).has_jobset() else "Job"
         return "JobSet" if job.kubernetes.workload == "jobset" else "Job"
 
     def _cluster(self, job: Job) -> KubernetesNamespace:
-        from plait.launch.kubernetes_api import KubernetesNamespace
+        from plait.launch.kubernetes.api import KubernetesNamespace
 
         return KubernetesNamespace(job.kubernetes.context, self.namespace or job.kubernetes.namespace)
 
     def _run(self, job: Job, folder: Path, world: int, stages: int, kind: Any, word: str = "") -> PodRun:
-        import secrets
-
         from plait.core.base import programs
-        from plait.core.base.errors import JobError
         from plait.core.base.process import command_of
-        from plait.core.job.kubernetes_settings import formed
+        from plait.core.job.cluster_settings import check_format
         from plait.core.topology.rank_table import RankTable
-        from plait.launch.kubernetes import new_name
-        from plait.launch.kubernetes_manifests import PodRun, asked
-        from plait.launch.pod_file import PodFile, read_pod
-        from plait.launch.pod_merge import check_pod
+        from plait.formats.kubernetes.manifests import PodRun, with_node_count
+        from plait.formats.kubernetes.pod_file import PodFile, check_pod, read_pod
+        from plait.launch.kubernetes.follow import new_name
 
         table = RankTable.read(self.table) if self.table else None
-        formed("namespace", self.namespace, "--on kubernetes")
-        settings, folder = asked(job.kubernetes, world, table), folder.absolute()
+        check_format("namespace", self.namespace, "--on kubernetes")
+        settings, folder = with_node_count(job.kubernetes, world, table), folder.absolute()
         if job.run.device == "cuda" and not settings.gpus and not settings.pod:
             fix = f"Say how many each pod is to have ({settings.gpu_resource})"
             raise JobError("is 0, and run.device = 'cuda' plans ranks for GPUs", key="kubernetes.gpus", fix=fix)
@@ -173,7 +161,7 @@ class InKubernetes(Managed):
         argv = tuple(command_of(programs.RANK, str(folder), python=settings.python))
         run = PodRun(
             name=new_name(job.run.name), argv=argv, world_size=world,
-            folder=folder, word=word or secrets.token_hex(16), settings=settings, kind=kind, table=table,
+            folder=folder, secret=word or secrets.token_hex(16), settings=settings, kind=kind, table=table,
             timeout=job.run.timeout, stages=stages, pod=read_pod(settings.pod) if settings.pod else PodFile(),
         )  # fmt: skip
         check_pod(settings, run.pod.spec)
@@ -188,9 +176,8 @@ def _yaml(objects: Sequence[Any]) -> str:
 
 
 def _check_mounted(run: PodRun) -> None:
-    """Raise JobError if what the run saves would be lost with its pods."""
-    from plait.core.base.errors import JobError
-    from plait.launch.kubernetes_manifests import CONTAINER
+    """Raise JobError if the files that the run saves would be lost with its pods."""
+    from plait.formats.kubernetes.manifests import CONTAINER
 
     pod = run.template()["spec"]
     kinds = {one["name"]: next((key for key in one if key != "name"), "emptyDir") for one in pod["volumes"]}

@@ -1,39 +1,39 @@
-"""Ranks on the hosts of an emulated cluster: which hosts are up, who takes a failed one's place, how the run
-goes on when too few are left."""
+"""Ranks on the hosts of an emulated cluster: which hosts are up, which spare replaces a failed
+host, and how the run continues on too few hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from plait.api.ranks import kept_going, watched
-from plait.core.base.errors import PlaitError, RankFailure
-from plait.core.base.lab_hosts import name
+from plait.api.ranks import run_supervised, run_watched
+from plait.core.base.errors import JobError, PlacementError, PlaitError, RankFailure
+from plait.core.base.lab_hosts import name, number
 from plait.core.runs.host_memory import lose_memory
 from plait.core.topology.rank_table import NAME, RankTable
 
 if TYPE_CHECKING:
-    from plait.api.ranks import Ranks
+    from plait.api.ranks import RankSet
     from plait.core.cluster.hardware import Hosts
     from plait.core.job.plan import Plan
+    from plait.core.job.spec import Job
     from plait.lab import Lab, LabSpec
-    from plait.launch.supervisor import Crew
+    from plait.launch.local.supervisor import AttemptRanks
 
 
 @dataclass(frozen=True)
-class InLab:
-    """An emulated cluster, up as long as its ranks run. table: the host of every node; None: hosts in their
-    order."""
+class LabTarget:
+    """An emulated cluster as a launch target, up as long as its ranks run. table: the host of every
+    node; None: hosts in their order."""
 
     lab: LabSpec
     table: RankTable | None = None
-    ours: bool = True
+    is_local: bool = True
 
     def __post_init__(self) -> None:
-        from plait.core.base.errors import PlacementError
-
         if self.table and self.table.ranks_per_node != self.lab.ranks_per_host:
             raise PlacementError(
                 f"The rank table has {self.table.ranks_per_node} ranks a host, and the lab {self.lab.ranks_per_host}."
@@ -46,49 +46,49 @@ class InLab:
     @property
     def _nodes(self) -> tuple[int, ...]:
         """The host of every node, if all hosts take part."""
-        from plait.core.base.lab_hosts import number
-
         return tuple(map(number, self.table.hosts)) if self.table else tuple(range(self.lab.hosts))
 
     @property
-    def world(self) -> int:
-        """Ranks of all hosts, or of the hosts in the table."""
+    def world_size(self) -> int:
+        """The number of ranks of all hosts, or of the hosts in the table."""
         return self.table.world_size if self.table else self.lab.world_size
 
     @property
     def hosts(self) -> Hosts:
-        """Its hosts and the rate of their links."""
+        """The lab's hosts and the rate of their links."""
         return self.lab.as_hosts
 
-    def takes(self, world: int) -> bool:
-        """Whether a job of so many ranks fills the lab, or fewer hosts of it; the others are spares."""
+    def can_run(self, world: int) -> bool:
+        """Return True if ``world_size`` ranks fill the lab, or fewer of its hosts; the other hosts
+        are spares then."""
         each = self.lab.ranks_per_host
-        return world == self.world or (self.table is None and world < self.world and world % each == 0)
+        return world == self.world_size or (self.table is None and world < self.world_size and world % each == 0)
 
-    def run(self, ranks: Ranks) -> int:
-        """Start ranks as processes on the lab's hosts and see them to their end."""
+    def run(self, ranks: RankSet) -> int:
+        """Start ranks as processes on the lab's hosts and watch them until they end."""
         from plait.lab import Lab
 
         with Lab(self.lab, command=ranks.argv, nodes=self._nodes[: ranks.world // self.lab.ranks_per_host]) as running:
             if ranks.plan is not None:
-                return kept_going(LabFleet(running, ranks, ranks.plan), ranks)
-            if self.table:  # ranks compare it with where they are
+                return run_supervised(LabFleet(running, ranks, ranks.plan), ranks)
+            if self.table:  # ranks check their own hosts against it
                 self.table.write(ranks.logs.parent / NAME)
-            return watched(partial(running.popen, argv=ranks.argv), ranks)
+            return run_watched(partial(running.popen, argv=ranks.argv), ranks)
 
 
-# ---- the hosts, as a run's supervisor sees them ----
+# ---- the hosts as a fleet of the run's supervisor ----
 
 
-OF_HOSTS = frozenset({"killed", "ended", "crashed", "stopped", "silent", "host code"})
-"""Causes for which a rank's machine may be to blame. Ranks that disagree are no machine's fault, and links
-are tried anyway."""
+HOST_CAUSES = frozenset({"killed", "ended", "crashed", "stopped", "silent", "host code"})
+"""Causes of failures for which a rank's host may be to blame. If ranks disagree, no host is to
+blame; links are tested in any case."""
 
 
-def together(reached: Sequence[set[int]], own: Sequence[int]) -> set[int]:
-    """The most hosts that all reach each other; of as many, those that have more of the run's ``own``.
+def largest_connected(reached: Sequence[set[int]], own: Sequence[int]) -> set[int]:
+    """Return the largest set of hosts that all reach each other; among sets of one size, the one
+    with more of the run's ``own`` hosts.
 
-    >>> together([{0, 2}, set(), {0, 2}], own=[0, 1])
+    >>> largest_connected([{0, 2}, set(), {0, 2}], own=[0, 1])
     {0, 2}
     """
     best: set[int] = set()
@@ -102,18 +102,20 @@ def together(reached: Sequence[set[int]], own: Sequence[int]) -> set[int]:
 
 @dataclass
 class LabFleet:
-    """The hosts of a running lab. plan: the run's. ranks: of an attempt, but for how many there are."""
+    """The hosts of a running lab, as a fleet for the run's supervisor. plan: the run's present
+    plan, which sets the number of ranks of an attempt. ranks: their other options."""
 
     lab: Lab
-    ranks: Ranks
+    ranks: RankSet
     plan: Plan
-    wanted: Plan = field(init=False)
+    original_plan: Plan = field(init=False)
     """The plan that the run began with, to which it returns when hosts come back."""
     suspects: list[int] = field(default_factory=list[int])
-    """Hosts on which ranks have failed, the last to do so at the end: used when nothing else is left."""
+    """Hosts on which ranks have failed, the latest at the end; used only when no other host is
+    left."""
 
     def __post_init__(self) -> None:
-        self.wanted = self.plan
+        self.original_plan = self.plan
 
     @property
     def _each(self) -> int:
@@ -121,7 +123,7 @@ class LabFleet:
 
     @property
     def table(self) -> RankTable:
-        """Where ranks are to run next."""
+        """The rank table of the next attempt."""
         return RankTable(tuple(map(name, self.lab.nodes)), self._each, self.plan.key)
 
     @property
@@ -129,53 +131,55 @@ class LabFleet:
         """Hosts without a rank."""
         return [host for host in range(self.lab.spec.hosts) if host not in self.lab.nodes]
 
-    def crew(self) -> Crew:
-        """Ranks on the hosts of the table, which they compare with where they are."""
-        from plait.api.ranks import collected, silenced, suspicion_of
+    def crew(self) -> AttemptRanks:
+        """Return the ranks of the next attempt, on the hosts of the table; ranks check their own
+        hosts against the table."""
+        from plait.api.ranks import collecting_records, hang_detection_of, with_logged_output
+        from plait.launch.local.supervisor import AttemptRanks
         from plait.launch.run_folder import keep_plan
-        from plait.launch.supervisor import Crew
 
         ranks = replace(self.ranks, world=self.plan.layout.world_size)
         keep_plan(self.plan, ranks.logs.parent)
         self.table.write(ranks.logs.parent / NAME)
         start = partial(self.lab.popen, argv=ranks.argv)
-        return Crew(
-            start=silenced(start) if ranks.silent else start, world=ranks.world, hosts=self.table.hosts,
-            suspicion=partial(suspicion_of, ranks), plan=self.plan.key, beside=partial(collected, ranks),
+        return AttemptRanks(
+            start=with_logged_output(start) if ranks.silent else start, world=ranks.world, hosts=self.table.hosts,
+            suspicion=partial(hang_detection_of, ranks), plan=self.plan.key,
+            concurrent=partial(collecting_records, ranks),
         )  # fmt: skip
 
     def mend(self, failure: RankFailure) -> str:
-        """Leave out hosts that cannot be reached, and those where ranks have failed if others are free; go on
-        with fewer if there are too few."""
-        up = together(self.lab.reached(), self.lab.nodes)
+        """Leave out hosts that cannot be reached, and hosts where ranks have failed if others are
+        free; continue on fewer hosts if too few are left. Return a description of the change.
+        Raises RankFailure if the run cannot continue."""
+        up = largest_connected(self.lab.reached(), self.lab.nodes)
         blamed = self._blamed(failure)
         assert self.ranks.folder is not None
         lose_memory(self.ranks.folder, [name(host) for host in range(self.lab.spec.hosts) if host not in up])
         self.suspects = [host for host in self.suspects if host not in blamed] + sorted(blamed)
         size = len(self.lab.nodes)
-        wanted = self.wanted.layout.world_size // self._each
+        wanted = self.original_plan.layout.world_size // self._each
         if len(up) < size or (size < wanted and len(up) > size):
             if len(up) < wanted:
-                return self._fewer(up)
-            return self._anew(self.wanted, up)
-        return self._moved(up, blamed)
+                return self._shrink(up)
+            return self._switch_plan(self.original_plan, up)
+        return self._replace_hosts(up, blamed)
 
     def _blamed(self, failure: RankFailure) -> set[int]:
-        if failure.cause not in OF_HOSTS:
+        if failure.cause not in HOST_CAUSES:
             return set()
         return {self.lab.nodes[rank // self._each] for rank in failure.ranks}
 
     def _free(self, up: set[int]) -> list[int]:
-        """Spares in the order in which they are used: suspects last."""
+        """Return spares in the order in which they are used: suspects last."""
         return sorted(up.intersection(self.spares), key=lambda host: (host in self.suspects, self._trust(host), host))
 
     def _trust(self, host: int) -> int:
         return self.suspects.index(host) if host in self.suspects else -1
 
-    def _moved(self, up: set[int], blamed: set[int]) -> str:
-        """As many hosts as before, others in place of those that fail."""
-        from plait.api.recover import repaired
-
+    def _replace_hosts(self, up: set[int], blamed: set[int]) -> str:
+        """Replace failing hosts by spares, so that the number of hosts stays; return a description
+        of the moves."""
         free = self._free(up)
         clean = [host for host in free if host not in self.suspects]
         down = [host for host in self.lab.nodes if host not in up]
@@ -183,7 +187,7 @@ class LabFleet:
         if not down:
             return ""
         spares = [name(host) for host in free[: max(len(down), len(clean))]]
-        table = repaired(self.plan, self.lab.spec, self.table, [name(host) for host in down], spares)
+        table = repair_table(self.plan, self.lab.spec, self.table, [name(host) for host in down], spares)
         moves = [
             f"{new} takes the place of {old} (node {node})"
             for node, (old, new) in enumerate(zip(self.table.hosts, table.hosts, strict=True))
@@ -192,13 +196,12 @@ class LabFleet:
         self._use(table)
         return "; ".join(moves)
 
-    def _fewer(self, up: set[int]) -> str:
-        """The run, planned anew for what is left."""
-        from plait.api.recover import fewer
-
+    def _shrink(self, up: set[int]) -> str:
+        """Plan the run again for the hosts that are left; return a description. Raises RankFailure
+        if that is not possible."""
         lost = sorted(set(self.lab.nodes) - up)
         gone = ", ".join(map(name, lost)) or "hosts"
-        need = self.wanted.layout.world_size // self._each
+        need = self.original_plan.layout.world_size // self._each
         short = (
             f"{gone} cannot be reached, no spare is left: {len(up)} of the lab's {self.lab.spec.hosts} hosts are up, "
             f"and the job needs {need}"
@@ -207,15 +210,16 @@ class LabFleet:
         if not self.plan.job.run.shrink:
             raise RankFailure(f"{short} (run.shrink = false).")
         try:
-            plan = fewer(self.wanted, self.ranks.open_job, self.lab.spec, len(up)) if up else None
+            plan = plan_for_fewer(self.original_plan, self.ranks.open_job, self.lab.spec, len(up)) if up else None
         except PlaitError as error:
             raise RankFailure(f"{short}. {error}") from None
         if plan is None:
             raise RankFailure(f"{short}; it cannot run on fewer.")
-        return f"{gone} cannot be reached, and no spare is left. {self._anew(plan, up)}"
+        return f"{gone} cannot be reached, and no spare is left. {self._switch_plan(plan, up)}"
 
-    def _anew(self, plan: Plan, up: set[int]) -> str:
-        """Go on under another plan, keeping the hosts that ranks are on."""
+    def _switch_plan(self, plan: Plan, up: set[int]) -> str:
+        """Continue under another plan, on the hosts that ranks are on as far as possible; return a
+        description."""
         from plait.launch.run_folder import write_run
 
         size = plan.layout.world_size // self._each
@@ -231,13 +235,87 @@ class LabFleet:
         )
 
     def _use(self, table: RankTable) -> None:
-        from plait.core.base.lab_hosts import number
-
         self.lab.nodes = tuple(map(number, table.hosts))
 
 
 def _strategy(plan: Plan) -> str:
-    from plait.api.choose import told
+    from plait.api.choices import strategy_line
 
     assert plan.job is not None
-    return told(plan.job)
+    return strategy_line(plan.job)
+
+
+def repair_table(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], spares: Sequence[str]) -> RankTable:
+    """Return the table with spares in place of the hosts that are down, which are no more than the
+    spares.
+
+    Groups spread over as few minipods as possible. If placing fails, spares are taken in their
+    order, so that the run continues. Placing fails if no minipod has room for nodes that must stay
+    together, or if the job's traffic is unknown.
+    """
+    try:
+        return _placed(plan, lab, table, down, spares)
+    except PlaitError:
+        for host, spare in zip(down, spares, strict=False):
+            table = table.with_host(table.node_rank(host), spare)
+        return table
+
+
+def _placed(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], spares: Sequence[str]) -> RankTable:
+    """Return the table as ``plait place --repair`` repairs it. Raises PlacementError."""
+    from plait.api.placing import volumes_of
+    from plait.core.job.communication import CommunicationMatrix
+    from plait.place.placing import NodeFilter, pools_of, spots_of
+    from plait.place.repair import from_table, repair
+    from plait.place.solve.affinity import affinity_of, known_profiled
+    from plait.place.solve.problem import Problem
+
+    tree = lab.as_topology
+    matrix = CommunicationMatrix.of(plan, ranks_per_node=table.ranks_per_node, volumes=volumes_of(plan))
+    spots = spots_of(tree, None)
+    elsewhere = frozenset(spots) - {*table.hosts, *spares}
+    problem = Problem.of(
+        matrix, pools_of(tree, NodeFilter(avoid=elsewhere)), alpha=affinity_of(matrix, known_profiled(), "").alpha,
+        plan=plan.key, topology=tree.key,
+    )  # fmt: skip
+    old = replace(from_table(problem, table, spots), spares=tuple(spares))
+    return repair(problem, old, down=set(down), where=spots).placement.rank_table
+
+
+def plan_for_fewer(plan: Plan, open_job: Job | None, lab: LabSpec, hosts: int) -> Plan | None:
+    """Return the plan for this number of the lab's hosts; None if there is none.
+
+    Values that the job leaves to the planner are planned again. A job without such values gets
+    fewer data-parallel replicas, with the same global batches in the same order. open_job: the job
+    as the user wrote it. Raises JobError or InfeasiblePlan if the planner finds no strategy.
+    """
+    from plait.plan.make import make_plan
+
+    assert plan.job is not None
+    vocab, room = plan.model.vocab, hosts * lab.ranks_per_host
+    small = replace(lab, hosts=hosts, pods=lab.pods if hosts % lab.pods == 0 else 1,
+                    core=lab.core if hosts % lab.pods == 0 else "unlimited")  # fmt: skip
+    if open_job is not None and open_job.leaves_ranks_open:
+        from plait.api.choices import close_job
+
+        job, _ = close_job(open_job, vocab, small)
+        return make_plan(job, small.as_hosts, vocab=vocab)
+    for job in _smaller(plan.job):
+        if job.world_size <= room and job.world_size % lab.ranks_per_host == 0:
+            with suppress(PlaitError):  # try still fewer replicas
+                return make_plan(job, small.as_hosts, vocab=vocab)
+    return None
+
+
+def _smaller(job: Job) -> Iterator[Job]:
+    """Yield the job with fewer data-parallel replicas, the largest number first."""
+    dp = job.strategy.dp
+    degrees = (dp,) if isinstance(dp, int) else tuple(dp)
+    if len(set(degrees)) > 1:
+        return
+    for less in range(degrees[0] - 1, 0, -1):
+        value = less if isinstance(dp, int) else list((less,) * len(degrees))
+        try:
+            yield job.changed([f"strategy.dp={value}"])
+        except JobError:  # batches or shards that cannot be divided evenly
+            continue

@@ -1,4 +1,4 @@
-"""``--on slurm``: from outside of a job by submitting one, inside of it by starting ranks on its nodes."""
+"""``--on slurm``: outside a Slurm job, submits one; inside a job, starts ranks on its nodes."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.api.places.base import Managed, Submitted
-from plait.api.ranks import suspicion_of
+from plait.api.places.base import ManagedTarget, Submission
+from plait.api.ranks import hang_detection_of
 
 if TYPE_CHECKING:
-    from plait.api.ranks import Ranks
+    from plait.api.ranks import RankSet
     from plait.core.job.plan import Plan
     from plait.core.job.spec import Job
     from plait.core.runs.progress import Progress
-    from plait.launch.slurm import Batch
+    from plait.launch.slurm.commands import Batch
 
 
 @dataclass(frozen=True)
-class InSlurm(Managed):
-    """A partition of Slurm's; the default one if empty."""
+class SlurmTarget(ManagedTarget):
+    """A Slurm partition as a launch target; the default partition if empty."""
 
     partition: str = ""
 
     @property
     def inside(self) -> bool:
-        """Whether we are in a job of Slurm's already."""
+        """True if this process runs in a Slurm job."""
         from plait.core.base.cluster_env import slurm_job
 
         return bool(slurm_job()[0])
 
-    def run(self, ranks: Ranks) -> int:
-        """On the nodes of the job that we are in."""
-        from plait.api.ordering import slurm_order
+    def run(self, ranks: RankSet) -> int:
+        """Start ranks on the nodes of the Slurm job that this process runs in. Raises JobError
+        outside a job."""
+        from plait.api.in_cluster import slurm_order
         from plait.core.base.errors import JobError
         from plait.core.topology.rank_table import RankTable
-        from plait.launch import slurm_job
-        from plait.launch.slurm_nodes import PLACED
+        from plait.launch.slurm import job as slurm_job
+        from plait.launch.slurm.nodes import PLACED
         from plait.launch.watch import RunGuard
 
         if not self.inside:
@@ -49,21 +50,21 @@ class InSlurm(Managed):
             (folder / PLACED).unlink(missing_ok=True)
 
         def guarded(progress: Progress) -> RunGuard:
-            return RunGuard(lock=ranks.lock, suspicion=suspicion_of(ranks), progress=progress)
+            return RunGuard(lock=ranks.lock, suspicion=hang_detection_of(ranks), progress=progress)
 
         hooks = slurm_job.SlurmHooks(guarded, slurm_order)
         return slurm_job.run(folder, ranks.argv, ranks.world, timeout=ranks.timeout, plan=ranks.plan, hooks=hooks)
 
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:
-        """What would be submitted."""
+        """Return the batch job that ``submit`` would submit."""
         from plait.core.base.cluster_env import sbatch_variables
         from plait.core.base.errors import JobError
-        from plait.core.job.one_line import one_line
+        from plait.core.job.texts import check_single_line
         from plait.core.topology.rank_table import RankTable
-        from plait.launch.slurm import Batch, asked
+        from plait.launch.slurm.commands import Batch, resolve_resources
 
-        one_line(self.partition, "--on slurm")
-        one_line(str(folder), "run.folder")
+        check_single_line(self.partition, "--on slurm")
+        check_single_line(str(folder), "run.folder")
         if "\\" in str(folder):
             fix = "Choose another folder, or another run.name"
             raise JobError(f"{folder} holds a backslash, which Slurm does not take in paths", key="run.folder", fix=fix)
@@ -74,11 +75,12 @@ class InSlurm(Managed):
         settings = job.slurm.model_copy(update=changed)
         return Batch(
             folder=folder, name=job.run.name, world_size=world_size, table=table,
-            settings=asked(settings, world_size, table, job.run),
+            settings=resolve_resources(settings, world_size, table, job.run),
         )  # fmt: skip
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
-        """The batch script. Where no Slurm answers it lacks what only Slurm knows, and says so."""
+        """Return a title, and the batch script. If Slurm does not answer, the script lacks values
+        that only Slurm knows, and says so."""
         from plait.core.base.errors import LaunchError
 
         note = ""
@@ -88,20 +90,21 @@ class InSlurm(Managed):
             known = job.slurm.model_copy(update={"gpus": 0})
             if not (self.table or known.nodes) or job.slurm.gpus != "auto":
                 raise
-            note = f"# Without a Slurm to ask how many GPUs its nodes have, none are asked for: {error}\n"
+            note = f"# Without a Slurm to ask how many GPUs its nodes have, none are requested: {error}\n"
             batch = self.batch(job.model_copy(update={"slurm": known}), folder, job.world_size)
         return "The batch script", note + batch.script()
 
-    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submitted:
-        """Have the plan run as a job."""
+    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submission:
+        """Submit the plan as a Slurm job."""
         from plait.core.runs.lock import RunLock
-        from plait.launch import slurm, slurm_follow
         from plait.launch.run_folder import write_run
+        from plait.launch.slurm import commands as slurm
+        from plait.launch.slurm import follow as slurm_follow
 
         assert plan.job is not None
         batch = self.batch(plan.job, folder, plan.layout.world_size)
-        with RunLock(folder):  # nobody else starts there meanwhile; the job takes it in turn
+        with RunLock(folder):  # no other process starts there meanwhile; the job takes the lock next
             write_run(plan, folder)
             submitted = slurm.submit(batch)
         note = f"submitted as Slurm job {submitted.job}; its output goes to {submitted.log}"
-        return Submitted((note,), lambda: slurm_follow.follow(submitted) if follow else 0)
+        return Submission((note,), lambda: slurm_follow.follow(submitted) if follow else 0)

@@ -1,4 +1,4 @@
-"""What every other part needs: errors, files, text, numbers, processes."""
+"""Errors, files, text, numbers and processes: the modules that every other package uses."""
 
 # pyright: reportUnsupportedDunderAll=false
 
@@ -8,9 +8,9 @@ __all__ = [
     "env",
     "errors",
     "files",
+    "ignored_input",
     "lab_hosts",
     "numbers",
-    "passed_over",
     "pictures",
     "process",
     "programs",

@@ -1,5 +1,5 @@
-"""What cluster managers and other starters of ranks say in environment variables: who this rank, pod or task
-is. The table of all variables is in ``core.base.env``."""
+"""Environment variables of cluster managers and MPI launchers: the identity of this rank, task or
+pod. The table of all variables is in ``core.base.env``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from plait.core.base.errors import LaunchError
 
 @dataclass(frozen=True)
 class Starter:
-    """Of ranks, that sets no variables of torchrun's. rank, world_size, local_rank: variables that it sets
-    for each. local_world_size: likewise; ``per_node`` has all nodes', as in ``4(x2),2``, of which ``node``
-    says which. nodes: those of all, a host list."""
+    """A launcher of ranks that does not set torchrun's variables.
+
+    rank, world_size, local_rank, local_world_size: names of the variables that the launcher sets
+    for each rank. per_node: the variable with the local world sizes of all nodes, as in
+    ``4(x2),2``, in place of local_world_size. node: the variable with this node's index in
+    ``per_node``. nodes: the variable with all nodes, as a host list.
+    """
 
     name: str
     rank: str
@@ -37,59 +41,65 @@ STARTERS = (
             "OMPI_COMM_WORLD_LOCAL_SIZE"),
     # Hydra, of MPICH and Intel MPI: https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md
     Starter("mpirun (MPICH, Intel MPI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # srun(1), OUTPUT ENVIRONMENT VARIABLES: those of a step are not set in a batch script
+    # srun(1), OUTPUT ENVIRONMENT VARIABLES: a step's variables are not set in a batch script
     Starter("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", per_node="SLURM_STEP_TASKS_PER_NODE",
             node="SLURM_NODEID", nodes="SLURM_STEP_NODELIST"),
 )  # fmt: skip
-"""In the order in which they are looked for: a step of srun's may start mpirun's daemons."""
+"""The known launchers, in the order of detection: a step of srun's may start mpirun's daemons."""
 
 
 def starter_of(environ: Mapping[str, str] = os.environ) -> Starter | None:
-    """Who has started this rank, if it is not torchrun, ``plait train`` or a person."""
+    """Return the launcher that started this rank; None for torchrun, ``plait train`` or a start by
+    hand."""
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return None
     found = [one for one in STARTERS if one.rank in environ and one.world_size in environ]
-    # srun --mpi=pmi2 sets MPICH's variables of a rank beside its own, and not those of its place on a node
+    # srun --mpi=pmi2 sets MPICH's rank variables besides its own, but not MPICH's local rank
     return next((one for one in found if one.local_rank in environ), found[0] if found else None)
 
 
 def started_values(starter: Starter, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a starter has set, by the names of its fields."""
+    """Return the values that a launcher set, keyed by the fields of ``Starter``."""
     names = {name: getattr(starter, name) for name in ("rank", "world_size", "local_rank", "local_world_size",
                                                        "per_node", "node", "nodes")}  # fmt: skip
     return {name: environ[key] for name, key in names.items() if key and key in environ}
 
 
 def chosen_rank_table(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The rank table by which ranks are ordered that somebody else has started."""
+    """Return the path of the rank table that orders ranks of another launcher; None if
+    PLAIT_RANK_TABLE is not set."""
     return Path(chosen) if (chosen := environ.get("PLAIT_RANK_TABLE")) else None
 
 
 def agent_variable(where: str) -> dict[str, str]:
-    """The variable that tells a node's agent where the launcher is, and by what word it knows its agents."""
+    """Return the variable that gives a node's agent the launcher's address and the word that
+    authenticates the agent."""
     return {"PLAIT_AGENT": where}
 
 
-def granted(gpus: int) -> dict[str, str]:
-    """The variable that tells a node's ranks of how many GPUs a cluster manager was asked for them."""
+def gpus_variable(gpus: int) -> dict[str, str]:
+    """Return the variable that gives a node's ranks the number of GPUs requested from the cluster
+    manager; empty for 0 GPUs."""
     return {"PLAIT_GPUS": str(gpus)} if gpus else {}
 
 
 def granted_gpus(environ: Mapping[str, str] = os.environ) -> int:
-    """For how many GPUs of this node a cluster manager was asked; 0 if for none, or if there is none."""
+    """Return the number of this node's GPUs requested from the cluster manager; 0 if none, or
+    without a cluster manager."""
     return number_in(environ, "PLAIT_GPUS", 0)
 
 
 def take_agent(environ: MutableMapping[str, str] = os.environ) -> str:
-    """Where the launcher is, for this process only."""
+    """Return the launcher's address and remove its variable, so that child processes do not inherit
+    it. Raises LaunchError if it is not set."""
     if "PLAIT_AGENT" not in environ:
         raise LaunchError("PLAIT_AGENT is not set: agents are started by a launcher, such as plait train --on slurm.")
     return environ.pop("PLAIT_AGENT")
 
 
 def this_host(environ: Mapping[str, str] = os.environ) -> str:
-    """What this machine is called: by a lab, where we are on one of its hosts, by the cluster manager, where
-    one runs us, else by itself."""
+    """Return this machine's name: the lab's if this is a lab host, else the cluster manager's if
+    there is one, else the host name."""
     if environ.get("PLAIT_LAB") and (host := lab_hosts.here()):
         return host
     if environ.get("PLAIT_RUN"):
@@ -100,7 +110,8 @@ def this_host(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def cluster_job(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """The cluster manager's job that we are in, and how often it was started before; empty outside of one."""
+    """Return (job id of the cluster manager, a number that grows with each start: Slurm's restart
+    count or the pod's start time in seconds); ("", 0) outside of a cluster job."""
     if run := environ.get("PLAIT_RUN"):
         return f"kubernetes/{run}", number_in(environ, "PLAIT_ATTEMPT", 0)
     if not (job := environ.get("SLURM_JOB_ID")):
@@ -109,32 +120,33 @@ def cluster_job(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
 
 
 def slurm_job(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Slurm's number of the job that we are in, and its nodes; empty outside of one."""
+    """Return (Slurm's job id, its node list); empty texts outside of a Slurm job."""
     return environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NODELIST", "")
 
 
 def sbatch_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Options of sbatch that the user's environment says (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
+    """Return the options of sbatch that the user's environment sets (sbatch(1), INPUT ENVIRONMENT
+    VARIABLES)."""
     return {name: value for name, value in environ.items() if name.startswith("SBATCH_")}
 
 
 def forget(names: Iterable[str], environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have this process, and all that it starts, know nothing of some variables."""
+    """Remove some variables from the environment of this process and its future children."""
     for name in names:
         environ.pop(name, None)
 
 
 def task_number(environ: Mapping[str, str] = os.environ) -> int:
-    """The cluster manager's number of this agent: Slurm's of a task, Kubernetes' of a pod; -1 outside of
-    both."""
+    """Return the cluster manager's index of this agent: Slurm's task or Kubernetes' pod index; -1
+    outside of both."""
     return number_in(environ, "SLURM_PROCID", number_in(environ, "JOB_COMPLETION_INDEX", -1))
 
 
 @dataclass(frozen=True)
 class PodEnv:
-    """A pod of a run. run: its name. hosts: the run's nodes as a host list; empty where the cluster has
-    chosen them. address: this pod's. files: folder of what the launcher has sent. ended: where to say how the
-    run has ended."""
+    """A pod of a run. run: the run's name. hosts: the run's nodes as a host list; empty if the
+    cluster chose the nodes. address: this pod's address. files: folder of the files that the
+    launcher sent. ended: file for the message of how the run ended."""
 
     run: str
     hosts: str
@@ -144,8 +156,9 @@ class PodEnv:
 
     @staticmethod
     def read(environ: MutableMapping[str, str] = os.environ) -> PodEnv:
-        """From this process's environment, which from now on says which start of the run this is. Raises
-        LaunchError outside of a pod."""
+        """Return the pod's values from the environment, and set PLAIT_ATTEMPT there to the current
+        time in seconds, which tells starts of the run apart. Raises LaunchError outside of a
+        pod."""
         names = ("PLAIT_RUN", "PLAIT_POD_ADDRESS", "PLAIT_FILES", "PLAIT_ENDED")
         if missing := [name for name in names if not environ.get(name)]:
             raise LaunchError(f"{', '.join(missing)} not set: pods are made by plait train --on kubernetes.")
@@ -155,5 +168,5 @@ class PodEnv:
 
 
 def own_address(environ: Mapping[str, str] = os.environ) -> str:
-    """Where this pod is reached; empty outside of one."""
+    """Return this pod's address; empty outside of a pod."""
     return environ.get("PLAIT_POD_ADDRESS", "")

@@ -1,42 +1,45 @@
-"""Everything Plait takes from environment variables, and where its data files lie. Those of cluster
-managers are read in ``cluster_env``, all others here.
+"""All environment variables that Plait reads, except those of cluster managers (``cluster_env``),
+and the folder of its data files.
 
-    variable            meaning                                         when it is not set
+    variable            meaning                                         if it is not set
     ------------------  ----------------------------------------------  -------------------------------------
-    RANK                this process's number in the run                a run of one process
-    WORLD_SIZE          how many processes the run has                  1; needed as soon as RANK is set
-    LOCAL_WORLD_SIZE    how many of them are on this machine            all, if rank 0 is on it
-    LOCAL_RANK          this process's number on this machine           RANK modulo LOCAL_WORLD_SIZE
-    GROUP_RANK          this machine's number (torchrun; or NODE_RANK)  RANK divided by LOCAL_WORLD_SIZE
-    MASTER_ADDR         where rank 0 listens                            127.0.0.1 on one machine, else needed
+    RANK                global rank of this process                     a run of one process
+    WORLD_SIZE          number of ranks of the run                      1; needed as soon as RANK is set
+    LOCAL_WORLD_SIZE    number of ranks on this machine                 all, if rank 0 is on it
+    LOCAL_RANK          this process's rank on this machine             RANK modulo LOCAL_WORLD_SIZE
+    GROUP_RANK          this machine's rank (torchrun; or NODE_RANK)    RANK divided by LOCAL_WORLD_SIZE
+    MASTER_ADDR         address at which rank 0 listens                 127.0.0.1 on one machine, else needed
     MASTER_PORT         its port                                        29500
     GLOO_SOCKET_IFNAME  network interface for gloo                      the one this machine's name leads to
-    TORCH_GLOO_LAZY_INIT  0: gloo connects any two ranks of a group     1: those that speak with each other
+    TORCH_GLOO_LAZY_INIT  0: gloo connects all pairs of a group         1: only pairs that communicate
     PLAIT_SPECS         folder to read presets from                     the one that came with Plait
-    PLAIT_LAUNCHER      descriptor of the line to the launcher          no launcher, as under torchrun
-    PLAIT_EPOCH         word of the attempt at the run that we are in   nobody fences
-    PLAIT_AGENT         where a node's agent finds the launcher         no agent
+    PLAIT_LAUNCHER      descriptor of the channel to the launcher       no launcher, as under torchrun
+    PLAIT_EPOCH         word of the current attempt at the run          no fencing of older attempts
+    PLAIT_AGENT         launcher's address for a node's agent           no agent
     PLAIT_RUN           name of the run that this pod belongs to        not in a pod
     PLAIT_LAB           name of the lab (emulated cluster) we run in    not in a lab
     OMP_NUM_THREADS     threads of one rank, passed on to it            1: ranks share the machine's cores
     COLUMNS             width of the terminal, in place of its own      the terminal's own
-    NO_COLOR            if not empty: no colours, whatever is printed   colours on a terminal
+    NO_COLOR            if not empty: no colours in any output          colours on a terminal
     TERM                if dumb: no colours, no line that changes       a terminal that can do both
-    PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it    segments that grow in place
+    PYTORCH_ALLOC_CONF  options of the GPU allocator, passed on         segments that grow in place
     CUDA_DEVICE_MAX_CONNECTIONS  a GPU's hardware queues, 8 to 32       32
     CUDA_MODULE_LOADING when a GPU's kernels are loaded, passed on      EAGER; LAZY if no NCCL
-    NVIDIA_TF32_OVERRIDE  1: fp32 products in TF32, 0: none             what torch was told
+    NVIDIA_TF32_OVERRIDE  1: fp32 products in TF32, 0: none             torch's own setting
     CXX                 C++ compiler for strategy.compile on a CPU      g++
 
-The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
-scheduler alike; ranks of others are known by ``cluster_env.STARTERS``. PLAIT_RANK_TABLE names a rank table
-that orders ranks which somebody else has started. TORCHELASTIC_USE_AGENT_STORE and
-TORCHELASTIC_RESTART_COUNT, which it sets as well, say whether ranks meet at the agent's store, and how
-often they were started before. Of Slurm: SLURM_JOB_ID, SLURM_RESTART_COUNT, SLURM_CLUSTER_NAME (which start
-of which job), SLURM_JOB_NODELIST (its nodes), SLURMD_NODENAME (this node's name, the host's own elsewhere),
-SLURM_PROCID (a task's number); of sbatch: SBATCH_PARTITION (where its nodes are), and those that would undo
-what a batch script says. In a pod: JOB_COMPLETION_INDEX (its number), and PLAIT_HOSTS, PLAIT_BY_NODES,
-PLAIT_NODE, PLAIT_POD_ADDRESS, PLAIT_FILES, PLAIT_ENDED and PLAIT_ATTEMPT, which the launcher and the pod set
+torchrun sets the first seven, so ``plait train``, torchrun or a scheduler may start the ranks;
+``cluster_env.STARTERS`` lists the variables of other launchers. PLAIT_RANK_TABLE names a rank table
+that orders the ranks of another launcher. torchrun also sets TORCHELASTIC_USE_AGENT_STORE (ranks
+meet at the agent's store) and TORCHELASTIC_RESTART_COUNT (number of earlier starts).
+
+Variables of Slurm: SLURM_JOB_ID, SLURM_RESTART_COUNT, SLURM_CLUSTER_NAME (which start of which
+job), SLURM_JOB_NODELIST (the job's nodes), SLURMD_NODENAME (this node's name; elsewhere the host
+name), SLURM_PROCID (a task's index). Variables of sbatch: SBATCH_PARTITION (the partition of its
+nodes), and all that would override options of a batch script.
+
+Variables of a pod: JOB_COMPLETION_INDEX (its index), and PLAIT_HOSTS, PLAIT_BY_NODES, PLAIT_NODE,
+PLAIT_POD_ADDRESS, PLAIT_FILES, PLAIT_ENDED and PLAIT_ATTEMPT, which the launcher and the pod set
 (``PodEnv``).
 """
 
@@ -53,21 +56,21 @@ from plait.core.base.errors import JobError, LaunchError
 
 MASTER_PORT = 29500
 
-# What every rank gets unless the user's environment says otherwise.
+# Variables of every rank, unless the user's environment sets them.
 _RANK_DEFAULTS = {
     "OMP_NUM_THREADS": "1",  # ranks share the cores, and the thread that moves data needs its share too
-    # glibc gives freed memory back to the kernel and faults it in again, page by page, for every activation;
-    # kept, it is reused.
+    # By default glibc returns freed memory to the kernel and faults it in again, page by page, for every
+    # activation; with these settings it keeps and reuses the memory.
     "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # warnings about nameless hosts; a real failure comes as an exception
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # hides warnings about unresolved host names; failures raise exceptions
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnv:
-    """Who this process is. Without arguments: the only one.
+    """The rank, its node and its rendezvous address. Without arguments: a run of one process.
 
     >>> env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "host0"}
     >>> RankEnv.read(env).local_rank
@@ -87,8 +90,8 @@ class RankEnv:
 
     @staticmethod
     def read(environ: Mapping[str, str] | None = None) -> RankEnv:
-        """What the environment says. Raises LaunchError naming the variable, its value and what is
-        allowed."""
+        """Return the rank's values from the environment. Raises LaunchError naming the variable,
+        its value and what is allowed."""
         env = os.environ if environ is None else environ
         if "RANK" in env and "WORLD_SIZE" not in env:
             raise LaunchError(
@@ -129,12 +132,12 @@ class RankEnv:
 
     @property
     def place_among_cores(self) -> tuple[int, int]:
-        """(this process's place, processes) among those that share the machine's cores: in a lab all hosts
-        are one machine."""
+        """(index of this process, number of processes) among the processes that share the machine's
+        cores. All hosts of a lab share one machine."""
         return (self.rank, self.world_size) if self.lab else (self.local_rank, self.local_world_size)
 
     def variables(self) -> dict[str, str]:
-        """The variables that ``read`` turns into this."""
+        """Return the variables from which ``read`` makes this object."""
         values: dict[str, str | int] = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world_size,
@@ -149,7 +152,8 @@ class RankEnv:
 
 
 def become_rank(variables: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let torchrun's variables be these; what the user has set of where ranks meet stays."""
+    """Set torchrun's variables in the environment; a MASTER_ADDR or MASTER_PORT set by the user
+    stays."""
     for name, value in variables.items():
         if name in ("MASTER_ADDR", "MASTER_PORT") and environ.get(name):
             continue
@@ -157,36 +161,39 @@ def become_rank(variables: Mapping[str, str], environ: MutableMapping[str, str] 
 
 
 def rank_variables(rank: RankEnv) -> dict[str, str]:
-    """The whole environment to start a rank with: this process's own, and who the rank is."""
+    """Return the whole environment to start a rank with: this process's own and the rank's
+    variables."""
     return rank_base() | rank.variables()
 
 
 def rank_base() -> dict[str, str]:
-    """This process's environment with the settings that are good for every rank; the user's own values
-    win."""
+    """Return this process's environment with the defaults for every rank; the user's own values
+    take precedence."""
     return _RANK_DEFAULTS | inherited()
 
 
 def launcher_variable(descriptor: int) -> dict[str, str]:
-    """The variable that tells a rank where its line to the launcher is."""
+    """Return the variable that passes the descriptor of the channel to the launcher to a rank."""
     return {"PLAIT_LAUNCHER": str(descriptor)}
 
 
-def take_on(variables: Mapping[str, str], line: int) -> None:
-    """Become what the variables say; line: the descriptor of the line to the launcher here."""
+def adopt_environment(variables: Mapping[str, str], line: int) -> None:
+    """Set the variables in this process's environment. line: this process's descriptor of the
+    channel to the launcher."""
     os.environ.update({**variables, **launcher_variable(line)})
 
 
 def take_launcher(environ: MutableMapping[str, str] = os.environ) -> int | None:
-    """The descriptor of the line to the launcher, for this process only; None if there is no launcher."""
+    """Return the descriptor of the channel to the launcher; None if there is no launcher. Its
+    variable is removed, so that child processes do not inherit it."""
     descriptor = number_in(environ, "PLAIT_LAUNCHER", -1)
     environ.pop("PLAIT_LAUNCHER", None)
     return descriptor if descriptor >= 0 else None
 
 
 def note_epoch(word: str, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have this process, and all that it starts, know the word of an attempt at a run; of none if it is
-    empty."""
+    """Set the word of the attempt at the run, for this process and its future children; an empty
+    word removes the variable."""
     if word:
         environ["PLAIT_EPOCH"] = word
     else:
@@ -194,63 +201,65 @@ def note_epoch(word: str, environ: MutableMapping[str, str] = os.environ) -> Non
 
 
 def epoch_word(environ: Mapping[str, str] = os.environ) -> str:
-    """The word of the attempt that we are in; empty if there is none."""
+    """Return the word of the current attempt at the run; empty if there is none."""
     return environ.get("PLAIT_EPOCH", "")
 
 
 def use_network(variables: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let NCCL and gloo use the network that a job says, unless the user's environment says another."""
+    """Make NCCL and gloo use the job's network, unless the user's environment sets another one."""
     for name, value in variables.items():
         environ.setdefault(name, value)
 
 
 def stay_on_loopback(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let gloo listen on this machine's loopback interface only, unless the user has chosen another."""
+    """Make gloo listen only on this machine's loopback interface, unless the user has chosen
+    another one."""
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def connect_when_needed(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let gloo connect two ranks when they first speak, unless the user wants otherwise. Else every group
-    asks the store for every rank in it and connects any two, also those that never speak."""
+    """Make gloo connect two ranks when they first communicate, unless the user has set otherwise.
+    By default every group asks the store for every rank in it and connects all pairs."""
     environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
 
 
 def gloo_interface() -> str:
-    """The network interface that gloo is to use; empty for the one that this machine's name leads to."""
+    """Return the network interface for gloo; empty for the interface that this machine's name leads
+    to."""
     return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
 
 
 def chosen_port() -> int | None:
-    """The port at which the caller wants ranks to meet, if it said so."""
+    """Return the user's MASTER_PORT, at which ranks meet; None if it is not set."""
     return number_in(os.environ, "MASTER_PORT", 0, most=65535) or None
 
 
 def inherited() -> dict[str, str]:
-    """A copy of this process's whole environment, to start another one with."""
+    """Return a copy of this process's whole environment, for a child process."""
     return dict(os.environ)
 
 
 def dumb_terminal() -> bool:
-    """Whether a terminal is one that only takes line after line."""
+    """True if the terminal can only print line after line."""
     return os.environ.get("TERM", "") in ("dumb", "unknown")
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Columns of the terminal that ``stream`` is; None for a file or a pipe."""
+    """Return the columns of the terminal ``stream``; None for a file or a pipe."""
     if not stream.isatty():
         return None
-    own = os.get_terminal_size(stream.fileno()).columns or 80  # 0: a terminal that does not know
-    return shutil.get_terminal_size((own, 24)).columns  # COLUMNS, standard output's, or else this one's
+    own = os.get_terminal_size(stream.fileno()).columns or 80  # 0: the terminal does not report its width
+    return shutil.get_terminal_size((own, 24)).columns  # COLUMNS, standard output's width, or ``stream``'s
 
 
 def no_colour() -> bool:
-    """Whether the user, or the terminal, wants plain text (no-color.org)."""
+    """True if the user, or the terminal, wants plain text (no-color.org)."""
     return bool(os.environ.get("NO_COLOR")) or dumb_terminal()
 
 
 def specs_folder() -> Path:
-    """The folder of data files (``models/``, ``jobs/``, ...): ``PLAIT_SPECS``, else the checkout's, else the
-    installed one."""
+    """Return the folder of data files (``models/``, ``jobs/``, ...): ``PLAIT_SPECS``, else the
+    checkout's, else the installed one. Raises JobError if ``PLAIT_SPECS`` names no such folder."""
     chosen = os.environ.get("PLAIT_SPECS")
     if chosen:
         if not Path(chosen, "models").is_dir():
@@ -260,20 +269,22 @@ def specs_folder() -> Path:
         return Path(chosen)
     package = Path(__file__).parents[2]
     checkout = package.parent / "specs"
-    # A wheel lands in site-packages, where a neighbour called specs could be anybody's; pyproject.toml tells
-    # ours apart.
+    # A wheel is installed in site-packages, where another package may have a folder called specs;
+    # pyproject.toml identifies a checkout of Plait.
     return checkout if (package.parent / "pyproject.toml").is_file() and checkout.is_dir() else package / "specs"
 
 
 def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where what a user has measured is kept from one job to the next: ``plait`` in XDG_DATA_HOME."""
+    """Return the folder that keeps the user's measurements from one job to the next: ``plait`` in
+    XDG_DATA_HOME."""
     chosen = environ.get("XDG_DATA_HOME", "")
     base = Path(chosen) if chosen and Path(chosen).is_absolute() else Path.home() / ".local" / "share"
     return base / "plait"
 
 
 def number_in(env: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
-    """A variable as a whole number. Raises LaunchError naming it and what is allowed."""
+    """Return a variable as a whole number. Raises LaunchError naming the variable and what is
+    allowed."""
     text = env.get(name)
     if text is None:
         return default
@@ -290,39 +301,41 @@ def number_in(env: Mapping[str, str], name: str, default: int, *, least: int = 0
 
 
 def cpp_compiler(environ: Mapping[str, str] = os.environ) -> str:
-    """The C++ compiler that torch.compile calls."""
+    """Return the C++ compiler that torch.compile calls."""
     return environ.get("CXX") or "g++"
 
 
 LEAST_QUEUES, QUEUES = 8, 32
-"""Hardware queues of a GPU: fewer are refused, and what is asked for otherwise."""
+"""Hardware queues of a GPU: the fewest that are allowed, and the default."""
 
 
 def c_compiler(environ: Mapping[str, str] = os.environ) -> str:
-    """The C compiler by which extensions are built."""
+    """Return the C compiler that builds the extensions."""
     return (environ.get("CC") or "cc").split()[0]
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Which GPUs CUDA shows this process, as the user says; None if all."""
+    """Return the user's CUDA_VISIBLE_DEVICES; None if all GPUs are visible."""
     return environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def tf32_override(environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Return whether NVIDIA's libraries are made to round fp32 products to TF32; None if torch decides."""
+    """Return True if NVIDIA's libraries are forced to round fp32 products to TF32, False if they
+    are forced not to; None if torch decides."""
     return {"1": True, "0": False}.get(environ.get("NVIDIA_TF32_OVERRIDE", ""))
 
 
 def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ, *, lazy: bool = False) -> None:
-    """What a GPU's driver reads once, before it is first asked anything; the user's own values win. Raises
-    LaunchError where these would let ranks wait for each other for ever.
+    """Set the variables that a GPU's driver reads once, at its first use; the user's own values
+    take precedence. Raises LaunchError if they would let ranks deadlock.
 
-    A hardware queue holds up everything behind a stream that waits, also across ranks, so there are as many
-    as there can be. Kernels are loaded at the start: loading one may wait for the whole device, hence for a
-    message that is posted and whose sender waits for this rank.
+    A stream that waits blocks all work behind it in its hardware queue, even across ranks; so the
+    number of queues is the largest possible. Kernels are loaded at the start. Loading a kernel
+    later may wait for the whole device, hence for a posted message whose sender waits for this
+    rank.
 
-    lazy: no kernel of this rank waits for another rank, so that kernels are loaded as they are met: it starts
-    sooner and takes less of the GPU's memory.
+    lazy: no kernel of this rank waits for another rank, so each kernel is loaded at its first use.
+    The rank then starts sooner and takes less GPU memory.
     """
     queues = number_in(environ, "CUDA_DEVICE_MAX_CONNECTIONS", QUEUES, least=1, most=QUEUES)
     if queues < LEAST_QUEUES:
@@ -336,15 +349,16 @@ def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ, *, laz
 
 
 def single_threaded_compiler(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have torch's compiler, before it is imported, work in the process that asks, in whichever thread."""
+    """Make torch's compiler work in the calling process and thread. Call this before the compiler
+    is imported."""
     environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
 def expand_segments(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let a GPU's allocator grow its segments in place, so that tensors of changing sizes leave no holes,
-    unless the user has set it up.
+    """Make the GPU's allocator grow its segments in place, so that tensors of changing sizes leave
+    no holes, unless the user has configured the allocator.
 
-    Takes effect before the first allocation.
+    The setting takes effect if it is made before the first allocation.
     """
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(environ):
         environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

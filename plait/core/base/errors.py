@@ -14,8 +14,8 @@
     ├── NotFinite         loss, gradients or weights are NaN   exit status 1
     └── RunLost           the run's folder or lock is gone     exit status 1
 
-The command line prints one paragraph for each of these, never a traceback; any other exception is a bug and
-does show its traceback. ``assert`` is for our own invariants.
+The command line prints one paragraph for each of these, never a traceback; any other exception is a
+bug and does show its traceback. ``assert`` is for our own invariants.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from typing import Any, cast
 
 from plait.core.base.text import LONGEST_QUOTED, brief, printable, shortened
 
-ERROR_MARK = "plait-error: "  # how a rank begins, in its log, the one paragraph that a user should read
+ERROR_MARK = "plait-error: "  # starts the one paragraph of a rank's log that the user should read
 LONGEST_KEY = 200
-"""Letters of a key that a message names: one from a file may have millions."""
+"""The most characters of a key that a message quotes: a key in a file may have millions."""
 _REQUIREMENT = re.compile(r"([\w.-]+)[^;]*(?:;.*\bextra\s*==\s*['\"]([\w.-]+)['\"])?")
-"""A package and the extra that brings it, if one does, in metadata such as ``dash>=4; extra == 'view'``."""
+"""The pattern of a requirement in package metadata, such as ``dash>=4; extra == 'view'``: package
+and, if any, extra."""
 DO_NOT_RETRY = 93
-"""Exit status of a rank, or of a start, that would only end the same way again (NVIDIA's resiliency tools
-have it so)."""
+"""The exit status of a rank, or of a launch, that would fail in the same way again. NVIDIA's
+resiliency tools use the same number."""
 
 
 class PlaitError(Exception):
-    """Base of every deliberate error; ``exit_status`` is what the command line returns.
+    """The base of every deliberate error; ``exit_status`` is the command line's exit status.
 
-    As a text it is one paragraph, whatever a name or a value in it holds, and however long that is.
+    ``str(error)`` is one paragraph of limited length, whatever names or values the message quotes.
 
     >>> print(PlaitError("the tensor 'a\\n\\nb' is missing"))
     the tensor 'a\\n\\nb' is missing
@@ -56,11 +57,12 @@ class PlaitError(Exception):
 
 
 class JobError(PlaitError):
-    """What the user wrote cannot be used: says where, which value, what is allowed and what to change.
+    """An error in the user's input. The message names the place, the value, what is allowed and
+    what to change.
 
-    changes: alternatives, each of them keys of a job file and their values, None for a key that is left out.
-    Where there are any, the advice is made of them (``core.job.advice`` tries them first), else it is
-    ``fix``.
+    changes: alternatives, each a mapping of job-file keys to values; None for a key to leave out.
+    If there are any, the message's advice lists them (``core.job.advice`` tries them first);
+    otherwise the advice is ``fix``.
     """
 
     def __init__(
@@ -83,24 +85,25 @@ class JobError(PlaitError):
         self.problem, self.file, self.key, self.fix = problem, file, key, fix
 
     def in_file(self, file: str) -> JobError:
-        """The same error with the file it was read from."""
+        """Return the same error with the name of the file that was read."""
         return JobError(self.problem, file=file, key=self.key, fix=self.fix, changes=self.changes)
 
 
 class InfeasiblePlan(PlaitError):
-    """No strategy meets the constraints: which one, and by how much."""
+    """No strategy meets the constraints. The message names the constraint and by how much it is
+    missed."""
 
 
 class ScheduleError(PlaitError):
-    """An op list that cannot run: names the op or the cycle."""
+    """An op list that cannot run. The message names the op or the cycle."""
 
 
 class ReshardError(PlaitError):
-    """A tensor layout that cannot be, or a move between layouts that was not planned like this."""
+    """An impossible tensor layout, or a transfer between layouts that differs from its plan."""
 
 
 class PlacementError(PlaitError):
-    """Ranks do not fit on the nodes."""
+    """The ranks do not fit on the nodes."""
 
 
 class DataError(PlaitError):
@@ -112,18 +115,18 @@ class CheckpointError(PlaitError):
 
 
 class LaunchError(PlaitError):
-    """Ranks, or the emulated cluster, could not be started."""
+    """The ranks, or the emulated cluster, could not be started."""
 
 
 class MissingExtra(PlaitError):
-    """A package that only some need is not installed: names the extra that brings it."""
+    """An optional package is not installed. The message names the extra that installs it."""
 
 
 class RankFailure(PlaitError):
-    """A running rank died or stopped answering: names the rank and the cause.
+    """A running rank died or stopped responding. The message names the rank and the cause.
 
-    ranks: whose fault it is, as far as is known. cause: a word for it (``killed``, ``ended``, ``silent``, or
-    a verdict's). words: the last that the rank has said.
+    ranks: the ranks at fault, if known. cause: one word (``killed``, ``ended``, ``silent``, or a
+    verdict's cause). words: the rank's last message.
     """
 
     exit_status = 1
@@ -134,7 +137,8 @@ class RankFailure(PlaitError):
 
 
 class NotFinite(PlaitError):
-    """Training gave numbers that are not finite: names the step, the rank and the first tensor."""
+    """Training produced non-finite numbers. The message names the step, the rank and the first such
+    tensor."""
 
     exit_status = 1
 
@@ -145,17 +149,18 @@ class RunLost(PlaitError):
     exit_status = 1
 
 
-def told_error(kind: str, message: str) -> PlaitError:
-    """The error that another process has raised. kind: the name of its class; any other word: PlaitError.
+def remote_error(kind: str, message: str) -> PlaitError:
+    """Return the error that another process raised. kind: its class's name; PlaitError if the name
+    is unknown.
 
-    >>> told_error("NotFinite", "step 2: the loss is nan")
+    >>> remote_error("NotFinite", "step 2: the loss is nan")
     NotFinite('step 2: the loss is nan')
     """
     return next((one for one in PlaitError.__subclasses__() if one.__name__ == kind), PlaitError)(message)
 
 
 def _advice(changes: Sequence[Mapping[str, Any]], key: str | None) -> str:
-    """Alternatives in words; what changes ``key`` itself does not repeat it.
+    """Return the alternatives as a sentence; a change of ``key`` itself does not repeat the key.
 
     >>> _advice([{"strategy.tp": 1}, {"strategy.tp": 3}, {"strategy.cp": None}], "strategy.tp")
     'Use 1 or 3, or leave out strategy.cp'
@@ -180,7 +185,8 @@ def _advice(changes: Sequence[Mapping[str, Any]], key: str | None) -> str:
 
 
 def _listed(values: str) -> str:
-    """Values with zero bytes between them as a list: commas, and ``or`` before the last."""
+    """Return a text of values separated by zero bytes as a list: commas, and ``or`` before the
+    last."""
     *others, last = values.split("\0")
     return f"{', '.join(others)} or {last}" if others else last
 
@@ -190,7 +196,7 @@ def _first_upper(text: str) -> str:
 
 
 def written(value: Any) -> str:
-    """A plain value as TOML has it, for messages."""
+    """Return a plain value in TOML's notation, for messages."""
     if isinstance(value, Mapping):
         table = cast("Mapping[str, Any]", value)
         return "{ " + ", ".join(f"{name} = {written(one)}" for name, one in table.items()) + " }"
@@ -200,7 +206,8 @@ def written(value: Any) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the known word closest to ``word``, or nothing.
+    """Return `` (did you mean 'x'?)`` for the known word closest to ``word``; an empty text if none
+    is close.
 
     >>> nearest("hiden", ["hidden", "layers"])
     " (did you mean 'hidden'?)"
@@ -209,12 +216,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 
-# ---- packages that only some need: the extras of pyproject.toml, which alone says what is in them ----
+# ---- optional packages: the extras of pyproject.toml, the only list of their packages ----
 
 
 def requirements() -> list[tuple[str, str]]:
-    """Packages that the installed Plait asks for, each with the extra that brings it; empty for those that it
-    cannot do without. None where it runs from a source that nobody has installed."""
+    """Return the packages that the installed Plait requires, each with its extra; the extra is
+    empty for mandatory packages. The list is empty if Plait runs from a source tree that is not
+    installed."""
     from importlib.metadata import PackageNotFoundError, requires  # slow to load
 
     try:
@@ -225,7 +233,8 @@ def requirements() -> list[tuple[str, str]]:
 
 
 def extra_of(package: str) -> str:
-    """The extra that brings a package, which is named as it is imported; empty for what belongs to none.
+    """Return the extra that installs a package, which is named as it is imported; empty if no extra
+    does.
 
     >>> extra_of("dash"), extra_of("numpy")
     ('view', '')
@@ -236,7 +245,7 @@ def extra_of(package: str) -> str:
 
 
 def how_to_install(package: str) -> str:
-    """The command that brings a package.
+    """Return the command that installs a package.
 
     >>> how_to_install("dash")
     "pip install 'plait[view]'"
@@ -246,7 +255,7 @@ def how_to_install(package: str) -> str:
 
 
 def missing(package: str, who: str) -> MissingExtra:
-    """The error for a package that is not installed. who: what needs it.
+    """Return the error for a package that is not installed. who: what needs the package.
 
     >>> print(missing("dash", "the page"))
     the page needs the package dash, which is not installed. Install it: pip install 'plait[view]'
@@ -257,15 +266,15 @@ def missing(package: str, who: str) -> MissingExtra:
 
 
 def need(package: str, who: str) -> None:
-    """Raise MissingExtra, before anything is begun, if a package is not installed."""
+    """Raise MissingExtra if a package is not installed, before any work begins."""
     if find_spec(package) is None:
         raise missing(package, who)
 
 
 @contextmanager
 def naming_extras(who: str) -> Generator[None]:
-    """Raise MissingExtra for an import inside that finds no package of an extra. One that belongs to none is
-    a bug, and stays one."""
+    """Raise MissingExtra if an import inside the block misses a package of an extra. A missing
+    package of no extra is a bug; its ModuleNotFoundError passes."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,11 +1,12 @@
-"""Files: read where they are ordinary ones, written whole or not at all; what is said where that fails."""
+"""Reading of regular files, atomic writing of files, and error messages if reading or writing
+fails."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkstemp
@@ -14,33 +15,37 @@ from typing import Literal
 from plait.core.base.errors import JobError, LaunchError
 
 LONGEST_NAME, LONGEST_PATH = 255, 3840
-"""Bytes of a name, which every file system has, and of a path, so that names of ours still fit below it."""
+"""The longest file name and path, in bytes. Every file system takes such a name; the path leaves
+room for file names of Plait's below it."""
 DEEPEST = 100
-"""Folders in each other that are looked into: each costs the length of its path."""
+"""The deepest nesting of folders that ``walk`` enters: each level costs the length of its path."""
 
 
 def contents(path: str | Path) -> bytes:
-    """All of an ordinary file. Raises OSError where there is none, also for a device, which may never end,
-    and a pipe, which may never begin."""
+    """Return the bytes of a regular file. Raises OSError if there is none, and for a device, which
+    may never end, a pipe, which may never begin, and a socket."""
     if (kind := kind_of(path)) in ("device", "pipe", "socket"):
         raise OSError(errno.EINVAL, f"It is a {kind}, no regular file", str(path))
     return Path(path).read_bytes()
 
 
 def contents_within(path: str | Path, limit: int) -> bytes:
-    """As ``contents``, of a file of at most ``limit`` bytes. Raises ValueError for a longer one, unread."""
+    """Return the bytes of a regular file of at most ``limit`` bytes. Raises OSError as ``contents``
+    does, and ValueError for a larger file, without reading it."""
     if (size := os.stat(path).st_size) > limit:
         raise ValueError(f"it has {size} bytes; at most {limit} are read")
     return contents(path)
 
 
 def reason_of(error: Exception) -> str:
-    """What went wrong, without the number and the path that the system's own text has."""
+    """Return the reason of an error, without the error number and the path in the system's own
+    text."""
     return str(getattr(error, "strerror", None) or error)
 
 
 def kind_of(path: str | Path) -> Literal["file", "folder", "device", "pipe", "socket", ""]:
-    """What a path leads to; empty where it leads nowhere. Raises OSError where nobody may know."""
+    """Return the kind of file that a path leads to; empty if it does not exist. Raises OSError if a
+    folder above it may not be searched."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -53,8 +58,8 @@ def kind_of(path: str | Path) -> Literal["file", "folder", "device", "pipe", "so
 
 
 def walk(folder: str | Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """As ``os.walk``: a folder, the folders and the names in it. Those that are ``DEEPEST`` deep in each
-    other are told, and not entered."""
+    """Yield (folder, names of its folders, names of its files) as ``os.walk`` does. Folders
+    ``DEEPEST`` levels deep are yielded, their subfolders are not entered."""
     start = str(folder).count(os.sep)
     for place, folders, names in os.walk(folder):
         yield Path(place), folders, names
@@ -63,12 +68,12 @@ def walk(folder: str | Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 
 def check_path(path: str, key: str) -> None:
-    """Raise JobError, naming the key, for a text that no file system takes as a path, or no job file as a
-    text.
+    """Raise JobError, naming the key, if no file system takes a text as a path, or no job file
+    takes it as a text.
 
-    >>> check_path("x" * 300, "run.folder")
-    Traceback (most recent call last):
-    plait.core.base.errors.JobError: run.folder: has a name of 300 bytes. Allowed: names of at most 255 bytes.
+    >>> check_path("x" * 300, "run.folder") Traceback (most recent call last):
+    plait.core.base.errors.JobError: run.folder: has a name of 300 bytes. Allowed: names of at most
+    255 bytes.
     """
     if not path:
         raise JobError("is empty", key=key, fix="Name a path, or leave the key out")
@@ -91,7 +96,8 @@ def _size(text: str) -> int:
 
 @contextmanager
 def explained(problem: str, *, fix: str) -> Generator[None]:
-    """Raise LaunchError in place of an OSError: the problem, the system's reason, what to change.
+    """Raise LaunchError in place of an OSError: the problem, the system's reason and what to
+    change.
 
     >>> with explained("plan.json cannot be written", fix="Choose another with --out"):
     ...     raise OSError(28, "No space left")
@@ -105,7 +111,7 @@ def explained(problem: str, *, fix: str) -> Generator[None]:
 
 
 def check_target(path: str | Path, *, fix: str) -> None:
-    """Raise LaunchError for a file that could not be written, before the work of which it is the result.
+    """Raise LaunchError if a file cannot be written, before the work whose result it is to hold.
     fix: what to change."""
     target = Path(path)
     with explained(f"{target} cannot be written", fix=fix):
@@ -118,11 +124,11 @@ def check_target(path: str | Path, *, fix: str) -> None:
 
 @contextmanager
 def replacing(path: str | Path, *, parents: bool = True) -> Generator[Path]:
-    """A new file beside ``path`` to write to; it takes ``path``'s name when the block ends, and is removed if
-    it fails.
+    """Yield a new file in the folder of ``path`` to write to. The file is renamed to ``path`` when
+    the block ends, and removed if the block fails.
 
-    A reader sees the old content or the new, never a part, also after a crash. Missing folders are made,
-    unless not ``parents``: the folder of a run that was removed stays gone.
+    A reader gets the old content or the new, never a part, even after a crash. Missing folders are
+    made, unless ``parents`` is False: the folder of a removed run is not made again.
     """
     target = Path(path)
     _check_kind(target)
@@ -131,7 +137,7 @@ def replacing(path: str | Path, *, parents: bool = True) -> Generator[Path]:
     handle, name = mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
     try:
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's own mode would hide the file from everybody else
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp's own mode lets no other user read the file
         yield Path(name)
         handle = os.open(name, os.O_RDONLY)
         try:
@@ -144,12 +150,31 @@ def replacing(path: str | Path, *, parents: bool = True) -> Generator[Path]:
         raise
 
 
+def write_synced(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file and wait until its contents are on the disk. Raises OSError."""
+    with path.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder, so that the names in it survive a power cut. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _check_kind(target: Path) -> None:
-    """Raise OSError for a folder, and for what a file may not take the place of: a device, a pipe."""
+    """Raise OSError if the target is a folder, or a device or a pipe, which a file must not
+    replace."""
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "It is no ordinary file, and a file would take its place")
+        raise OSError(errno.EINVAL, "The target is not a regular file, and writing would replace it")
 
 
 def _umask() -> int:

@@ -1,5 +1,6 @@
-"""Hosts of a lab: their names and addresses, by which a rank can tell where it is, since all of them share
-the machine's own name; and rates of links. Needs Python alone, as a lab does."""
+"""Host names, addresses and link rates of a lab (an emulated cluster). A rank finds its host by the
+address of its link, because all hosts of a lab share the machine's host name. Imports only the
+standard library, as a lab must."""
 
 from __future__ import annotations
 
@@ -11,23 +12,25 @@ from ipaddress import IPv4Address
 from plait.core.base.errors import JobError
 
 IFNAME = "eth0"
-"""What every host calls its first link; the others are eth1, eth2, ..."""
+"""The first network interface of every host; further interfaces are eth1, eth2, ..."""
 FIRST_ADDRESS = IPv4Address("10.77.0.1")
 MOST = 1000
-"""Hosts of a lab: a Linux bridge takes 1024 ports."""
+"""The most hosts of a lab: a Linux bridge takes 1024 ports."""
 MOST_NICS = 16
-"""Links of a host: each lies in a subnet of its own, the next one after that of :data:`FIRST_ADDRESS`."""
+"""The most links of a host. Each link has its own subnet; the first contains :data:`FIRST_ADDRESS`,
+the next follow it."""
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _NAME = re.compile(r"host(0|[1-9][0-9]{0,3})")
 
 
 def interface(nic: int) -> str:
-    """What a host calls its link of this number."""
+    """Return the name of a host's network interface ``nic``."""
     return f"eth{nic}"
 
 
 def nic_of(local_rank: int, ranks: int, nics: int) -> int:
-    """The link that a rank of a host uses: they are shared out in order.
+    """Return the link that local rank ``local_rank`` uses, if ``ranks`` local ranks share ``nics``
+    links in order.
 
     >>> [nic_of(rank, 4, 2) for rank in range(4)]
     [0, 0, 1, 1]
@@ -36,17 +39,18 @@ def nic_of(local_rank: int, ranks: int, nics: int) -> int:
 
 
 def address(host: int, nic: int = 0) -> str:
-    """The address of a host's link."""
+    """Return the IPv4 address of a host's link."""
     return str(FIRST_ADDRESS + (nic << 16) + host)
 
 
 def name(host: int) -> str:
-    """What a host is called in topologies and rank tables, and its port at the switch."""
+    """Return a host's name in topologies and rank tables, which is also the name of its switch
+    port."""
     return f"host{host}"
 
 
 def number(text: str) -> int:
-    """The host of a name. Raises JobError for what is none.
+    """Return the number of the host called ``text``. Raises JobError if ``text`` is no host name.
 
     >>> number("host3")
     3
@@ -58,8 +62,9 @@ def number(text: str) -> int:
 
 
 def here() -> str | None:
-    """The name of the host that we are on, by the address of its link; None where there is no such link."""
-    import fcntl  # not on every system, and only labs ask
+    """Return the name of the lab host that this process runs on, by the address of its first link;
+    None if there is no such link."""
+    import fcntl  # not on every system; only labs need it
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -74,13 +79,14 @@ def here() -> str | None:
 
 UNLIMITED = "unlimited"
 MIN_RATE, MAX_RATE = 10**6, 8 * 10**11
-"""Bits per second of a link."""
+"""The smallest and the largest rate of a link, in bits per second."""
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]*)")
 
 
 def parse_rate(text: str) -> int | None:
-    """Bits per second of a rate as tc writes it, or None for ``unlimited``. Raises JobError.
+    """Return the bits per second of a rate in tc's notation, None for ``unlimited``. Raises
+    JobError if the text is no rate or out of range.
 
     >>> parse_rate("2.5gbit")
     2500000000
@@ -94,7 +100,8 @@ def parse_rate(text: str) -> int | None:
 
 
 def to_bits(text: str) -> int:
-    """Bits per second of any rate that tc may write. Raises JobError."""
+    """Return the bits per second of a rate in tc's notation, however large. Raises JobError if the
+    text is no rate."""
     match = _RATE.fullmatch(text.strip().lower())
     if not match or match[2] not in _UNITS:
         raise JobError(f"{text!r} is not a link rate", fix="Write it like 400mbit or 2.5gbit, or unlimited")
@@ -102,7 +109,7 @@ def to_bits(text: str) -> int:
 
 
 def format_rate(rate: int | None) -> str:
-    """The shortest tc form of a rate: the inverse of :func:`parse_rate`.
+    """Return the shortest tc notation of a rate: the inverse of :func:`parse_rate`.
 
     >>> format_rate(2_500_000_000)
     '2.5gbit'

@@ -1,30 +1,35 @@
-"""Numbers that a file may say, checked: it may have anything anywhere."""
+"""Checks and types of numbers that are read from files, which may hold any value anywhere."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any, TypeGuard
+from typing import Annotated, Any, TypeGuard
+
+from annotated_types import Ge, Gt, Le
 
 from plait.core.base.errors import JobError
 
 LARGEST = 2**31 - 1
-"""Of every size: more than any model has, and little enough for all that is computed from it."""
+"""The largest value of any size: larger than in any model, and small enough for all arithmetic on
+it."""
 MOST_RANKS = 2**17
-"""A job has fewer: where ranks are counted up to the highest, a larger number would fill a memory."""
+"""An upper bound of a job's ranks. Arrays as long as the highest rank number would not fit in
+memory for much larger numbers."""
 
 MOST_SEED = 2**63 - 1
-"""The largest seed: seeds are TOML's whole numbers, which torch's generators and Plait's own take."""
+"""The largest seed: a seed is a whole number of TOML, which torch's and Plait's random generators
+accept."""
 MOST_SECONDS = 1e9
-"""Thirty years: more than any timer takes is no time to wait."""
+"""The longest time to wait in seconds, about thirty years: timers accept no more."""
 
 _QUOTED = re.compile(r"-?\d{1,20}(\.\d{1,15})?([eE][+-]?\d{1,2})?", re.ASCII)
 MOST_TRIED = 100_000
-"""Sizes of a micro-batch that are looked at for one that would do."""
+"""The most sizes of a micro-batch that are tried in search of one that divides the global batch."""
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value that a file says is a number; true and false are none.
+    """True if a value from a file is a number; true and false are none.
 
     >>> [is_number(value) for value in (3, -0.5, True, "3", None)]
     [True, True, False, False, False]
@@ -33,7 +38,8 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def counted(text: str) -> int | None:
-    """The number that a text of digits says, below 2**63; None for any other text.
+    """Return the number that a text of digits denotes, if it is below 2**63; None for any other
+    text.
 
     >>> [counted(text) for text in ("007", "-1", "²", "9" * 5000, "")]
     [7, None, None, None, None]
@@ -43,7 +49,7 @@ def counted(text: str) -> int | None:
 
 
 def as_number(value: Any) -> Any:
-    """A number that stands in quotes, as a number; any other value as it is.
+    """Return a text that is a number as that number; any other value unchanged.
 
     >>> as_number("12.5"), as_number("-3"), as_number(7), as_number("soon"), as_number("1_0")
     (12.5, -3, 7, 'soon', '1_0')
@@ -54,7 +60,8 @@ def as_number(value: Any) -> Any:
 
 
 def check_number(value: Any, key: str, *, whole: bool) -> None:
-    """Refuse what is no number, not finite or, where ``whole``, not a whole number of a possible size."""
+    """Raise JobError if a value is no number, not finite or out of range. whole: if True, also if
+    it is no integer."""
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise JobError(f"{shown(value)} is not {'a whole number' if whole else 'a number'}", key=key,
                        fix=f"Give {'a whole number' if whole else 'a number'}")  # fmt: skip
@@ -66,20 +73,20 @@ def check_number(value: Any, key: str, *, whole: bool) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value for a message, however large it is."""
+    """Return a value as text for a message, shortened if it is large."""
     try:
         text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) >> 64 else repr(value)
-    except ValueError:  # Python writes no number of thousands of digits
+    except ValueError:  # Python formats no number of thousands of digits
         text = f"a {type(value).__name__} with a number that is too long to be shown"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 MOST_OFFERED = 12
-"""Values that a message offers."""
+"""The most values that a message suggests."""
 
 
 def divisors(number: int, near: int) -> list[int]:
-    """The divisors of a number, at most ``MOST_OFFERED`` of them, those nearest to ``near``.
+    """Return the divisors of a number, sorted; at most ``MOST_OFFERED``, the nearest to ``near``.
 
     >>> divisors(12, 5)
     [1, 2, 3, 4, 6, 12]
@@ -89,7 +96,7 @@ def divisors(number: int, near: int) -> list[int]:
 
 
 def multiples(of: int, near: int, most: int = LARGEST) -> list[int]:
-    """The multiples of a number around ``near``, from one on, up to ``most``.
+    """Return the positive multiples of ``of`` next to ``near``, below and above, up to ``most``.
 
     >>> multiples(4, 10), multiples(4, 3), multiples(4, 10, 11)
     ([8, 12], [4], [8])
@@ -99,8 +106,8 @@ def multiples(of: int, near: int, most: int = LARGEST) -> list[int]:
 
 
 def nearest_batch(batch: int, size: int, dp: int) -> list[dict[str, int]]:
-    """What would do in place of a global batch that micro-batches of ``size`` on ``dp`` replicas do not fill,
-    as changes.
+    """Return the changes of the job file that would help if micro-batches of ``size`` on ``dp``
+    replicas do not divide the global batch.
 
     >>> [list(change.values()) for change in nearest_batch(8, 3, 1)]
     [[6], [9], [2]]
@@ -109,3 +116,11 @@ def nearest_batch(batch: int, size: int, dp: int) -> list[dict[str, int]]:
     fitting = next((one for one in range(most, 0, -1) if batch % (one * dp) == 0), None)
     found = [{"train.global_batch_size": one} for one in multiples(size * dp, batch)]
     return [*found, {"train.micro_batch_size": fitting}] if fitting else found
+
+
+Count = Annotated[int, Ge(1), Le(LARGEST)]
+Natural = Annotated[int, Ge(0), Le(LARGEST)]
+Whole = Annotated[int, Ge(-LARGEST), Le(LARGEST)]
+Nanoseconds = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]

@@ -1,6 +1,6 @@
 """Bars and curves over time, and bars drawn as text.
 
-Schedules, transfers and timelines are handed to whoever draws them as ``Bar`` and ``PlotCurve``:
+Schedules, transfers and timelines are passed to renderers as ``Bar`` and ``PlotCurve``:
 ``plait.api.pictures`` makes SVG and PNG of the same bars.
 """
 
@@ -11,12 +11,12 @@ from string import ascii_letters
 from typing import NamedTuple
 
 LEAST = 20
-"""Characters over which bars are drawn, at least."""
+"""The smallest width of drawn bars, in characters."""
 
 
 class Bar(NamedTuple):
-    """One thing that occupies a row from ``start`` to ``end`` (seconds, or any one unit). kind: what decides
-    its colour."""
+    """A bar that occupies a row from ``start`` to ``end`` (seconds, or any one unit). kind: the key
+    of its colour."""
 
     row: str
     start: float
@@ -33,18 +33,18 @@ class PlotCurve(NamedTuple):
 
 
 class CellRun(NamedTuple):
-    """A run of characters of one kind in a drawn row; the kind of empty space is ``""``."""
+    """A run of characters of one kind in a drawn row; kind is ``""`` for empty space."""
 
     text: str
     kind: str
 
 
 def drawn_rows(bars: Sequence[Bar], width: int = 100) -> list[tuple[str, list[CellRun]]]:
-    """Every row's name and pieces, rows in order of appearance, all ``width`` characters over the time that
-    the bars span.
+    """Return every row's name and its runs of characters, in order of appearance. Each row is
+    ``width`` characters long and covers the time that all bars span.
 
-    A label that does not fit is cut to its number. A bar shorter than a character shares one with its
-    neighbours: the last of them is seen.
+    A label that does not fit is cut to its number. A bar shorter than a character shares a
+    character with its neighbours; the last of them is drawn.
     """
     first, last = min((bar.start for bar in bars), default=0.0), max((bar.end for bar in bars), default=0.0)
     scale = width / (last - first) if last > first else 0.0
@@ -76,14 +76,14 @@ class Drawing(NamedTuple):
     bars: Sequence[Bar]
 
     def rows(self, width: int) -> list[tuple[str, list[CellRun]]]:
-        """The start of every line, and its pieces. A line has ``width`` characters, or the fewest that show
-        anything."""
+        """Return the start of every line and its runs of characters. A line has ``width``
+        characters, or more if the bars would get less than ``LEAST``."""
         longest = max((len(bar.row) for bar in self.bars), default=0)
         rows = drawn_rows(self.bars, max(LEAST, width - longest - 3))
         return [(f"{name:<{longest}} |", pieces) for name, pieces in rows]
 
     def lines(self, width: int) -> list[str]:
-        """All lines."""
+        """Return all lines of the drawing, of ``width`` characters."""
         return [f"{start}{''.join(piece.text for piece in pieces)}|" for start, pieces in self.rows(width)]
 
 

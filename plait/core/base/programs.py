@@ -1,7 +1,7 @@
-"""Modules that are started as programs, each in a process of its own.
+"""Modules that run as programs, each in its own process.
 
-Whoever starts one depends on it as if by an import. These names are the only ones: a test looks for others,
-and for names of modules that are not there.
+A module that starts a program depends on it as if by an import. Only the modules named here are
+started: a test fails for any other, and for names of modules that do not exist.
 """
 
 from __future__ import annotations
@@ -9,26 +9,23 @@ from __future__ import annotations
 PLAIT = "plait.cli.main"
 """The command line."""
 RANK = "plait.train.worker"
-"""A rank that trains."""
+"""The process of a training rank."""
 PROFILER = "plait.train.profiler"
-"""A rank that measures its machine and its links."""
-SELF_CHECK = "plait.launch.self_check"
-"""A rank that looks whether its host is fit for a run."""
+"""The process of a rank that measures its machine and its links."""
+SELF_CHECK = "plait.launch.health.links"
+"""The process of a rank that checks if its host is fit for a run."""
 RENDERER = "plait.train.data.rendering"
-"""What renders chats by the template of somebody else, within limits."""
+"""The process that renders chats by an untrusted chat template, within limits of time and
+memory."""
 TABLES = "plait.train.data.tables"
-"""What reads Parquet and Arrow files, within a limit of memory."""
+"""The process that reads Parquet and Arrow files, within a memory limit."""
 WARM = "plait.train.warm"
-"""A process that has imported what ranks import, and is forked for each."""
+"""The process that has imported the ranks' modules and is forked for each rank."""
 TORCH_REPORT = "plait.train.machine.torch_report"
-"""What PyTorch says of itself and its devices."""
-AGENT = "plait.launch.agent"
-"""What starts and watches the ranks of a node."""
-COLLECTOR = "plait.launch.collect"
-"""What collects the records of a node's ranks."""
-IN_SLURM = "plait.api.in_slurm"
-"""The first process of a Slurm job."""
-IN_POD = "plait.api.in_pod"
-"""The first process of a pod."""
-KEEPER = "plait.lab.slurm.keeper"
-"""The parent of an emulated Slurm's daemons."""
+"""The process that reports PyTorch's version and devices."""
+AGENT = "plait.launch.local.agent"
+"""The process that starts and watches the ranks of a node."""
+COLLECTOR = "plait.launch.collect.collector"
+"""The process that collects the records of a node's ranks."""
+IN_CLUSTER = "plait.api.in_cluster"
+"""The first process of a Slurm job, which gets the run's folder as an argument, and of a pod."""

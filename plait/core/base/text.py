@@ -1,8 +1,8 @@
-"""Text for people, fitted to a width: paragraphs, tables, the line that shows a run's progress.
+"""Text for people, fitted to a width: paragraphs, tables, and the progress line of a run.
 
-Plain text in and out: nothing is read as markup, and no terminal's escape sequences come out. A width of
-None is a file or a pipe: lines are as long as what they hold. An answer gives its tables once, as values:
-text, JSON and HTML are made of the same.
+Input and output are plain text: there is no markup, and escape sequences of terminals are spelled
+out. A width of None means a file or a pipe: lines are as long as their contents. Answers hold their
+tables as values, from which text, JSON and HTML are made.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ _WORD = re.compile(r"""'[^'\n]*'(?=[\s.,;:)]|$)|"[^"\n]*"(?=[\s.,;:)]|$)|\S""")
 _QUOTED = re.compile(r"""(?<![\w\\])(?:'[^']*+'|"(?:[^"\\]|\\.)*+")(?!\w)""")
 _UNBROKEN = re.compile(r"\S++")
 LONGEST_QUOTED, LONGEST_MESSAGE = 300, 6000
-"""Letters of a value that a message quotes, and of all of it: a file may have millions."""
+"""The most characters of a value that a message quotes, and of the whole message: a value from a
+file may have millions."""
 _SHORTEST_BAR, _LONGEST_BAR = 8, 40
 _GAP = "  "
 HANGING = "  "
-"""Indent of the further lines of a paragraph in an answer."""
+"""Indent of all lines but the first of a paragraph in an answer."""
 
 
 def printable(text: str, kept: str = "\n") -> str:
-    """``text`` with everything that could steer a terminal spelled out, but for the characters ``kept``.
+    """Return ``text`` with all characters that could control a terminal as escapes, except the
+    characters ``kept``.
 
     >>> printable("a\\x1b[31mb")
     'a\\\\x1b[31mb'
@@ -42,7 +44,7 @@ def printable(text: str, kept: str = "\n") -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """A text of at most ``most`` letters; beginning and end of a longer one.
+    """Return a text in at most ``most`` characters; of a longer text, its beginning and end.
 
     >>> shortened("from here to there", 11), shortened("nearby", 11)
     ('from h...re', 'nearby')
@@ -52,8 +54,8 @@ def shortened(text: str, most: int) -> str:
 
 
 def brief(text: str) -> str:
-    """A message in which what it quotes is ``LONGEST_QUOTED`` letters at most, and what has no spaces twice
-    as many.
+    """Return a message with every quoted value cut to ``LONGEST_QUOTED`` characters, and every run
+    of characters without spaces to twice as many.
 
     >>> len(brief(f"'{'x ' * 5000}' is no number, as in '3'")) < LONGEST_QUOTED + 40
     True
@@ -64,9 +66,10 @@ def brief(text: str) -> str:
 
 
 def paragraph(text: str, width: int | None, indent: str = "") -> str:
-    """``text`` in lines of ``width``, broken only between words; a quoted text counts as one.
+    """Return ``text`` in lines of ``width``, broken only between words; a quoted text counts as one
+    word.
 
-    indent: before every line but the first.
+    indent: the indent of every line but the first.
 
     >>> print(paragraph("the folder 'my runs' cannot be written", 18))
     the folder
@@ -86,9 +89,10 @@ def paragraph(text: str, width: int | None, indent: str = "") -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """The lines of a table; columns of numbers are aligned at their right.
+    """Return the lines of a table; columns of numbers are aligned right.
 
-    Columns that do not fit beside the others are continued on further lines of every row: nothing is cut off.
+    Columns that do not fit into ``width`` continue on further lines of every row: no text is cut
+    off.
 
     >>> print(*table(["what", "ms"], [["compute", "12.5"], ["wait", "3.0"]], 80), sep="\\n")
     what       ms
@@ -125,8 +129,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 class Column(NamedTuple):
     """A column of a table.
 
-    head: its name for people. form: a format specification (``.1%``), or a function that makes text of a
-    value. key: its name for programs; the head if not given. none: text of a value that is not known (None).
+    head: its name for people. form: a format specification (``.1%``), or a function from a value to
+    text. key: its name for programs; by default the head. none: the text of an unknown value
+    (None).
 
     >>> Column("gap", ".1%").text(0.25), Column("gap", ".1%").text(None)
     ('25.0%', '-')
@@ -138,7 +143,7 @@ class Column(NamedTuple):
     none: str = "-"
 
     def text(self, value: Any) -> str:
-        """A value as people read it."""
+        """Return a value as text for people."""
         if value is None:
             return self.none
         return self.form(value) if callable(self.form) else format(value, self.form)
@@ -146,7 +151,8 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values under a header; with a title alone, a heading. A column that is a text has no form.
+    """Rows of values under a header; a heading if it has only a title. A header entry that is a
+    text is a column without a form.
 
     >>> steps = Table("Steps", (Column("kind", key="what"), Column("ms", ".1f")), [("compute", 12.5)])
     >>> steps.records()
@@ -161,25 +167,25 @@ class Table:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The header, with the forms of texts."""
+        """The header as columns."""
         return tuple(Column(one) if isinstance(one, str) else one for one in self.header)
 
     def cells(self) -> list[list[str]]:
-        """Texts of the rows."""
+        """Return the rows as texts."""
         columns = self.columns
         return [[column.text(value) for column, value in zip(columns, row, strict=True)] for row in self.rows]
 
     def records(self) -> list[dict[str, Any]]:
-        """Values of the rows by the keys of their columns, for programs."""
+        """Return the rows as dicts from column keys to values, for programs."""
         keys = [column.key or column.head for column in self.columns]
         return [dict(zip(keys, row, strict=True)) for row in self.rows]
 
     def lines(self, width: int | None) -> list[str]:
-        """The table without its title; no line of a heading."""
+        """Return the table's lines without its title; no lines for a heading."""
         return table([column.head for column in self.columns], self.cells(), width) if self.header else []
 
     def html(self) -> str:
-        """The table for a notebook."""
+        """Return the table as HTML, for a notebook."""
         if not self.header:
             return f"<h4>{escape(self.title)}</h4>"
         heads = "".join(f"<th>{escape(column.head)}" for column in self.columns)
@@ -189,24 +195,25 @@ class Table:
 
 
 Part = Table | Drawing | str
-"""Of an answer: a table, bars over time, a paragraph, or an empty line."""
+"""A part of an answer: a table, bars over time, a paragraph, or an empty line."""
 WIDTH = 80
-"""Columns of a drawing where nothing says how many there are."""
+"""The width of a drawing in characters, if the terminal's width is unknown."""
 
 
 class Shown(ABC):
-    """An answer that shows itself: as text in a terminal, as HTML in a notebook, as JSON to programs."""
+    """An answer that formats itself: as text for a terminal, HTML for a notebook, JSON for
+    programs."""
 
     @abstractmethod
     def parts(self) -> Sequence[Part]:
-        """Tables and paragraphs, in order."""
+        """Return the answer's tables, drawings and paragraphs, in order."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
+        """Return the answer as plain values for JSON."""
 
     def text(self, width: int | None = None) -> str:
-        """All parts as lines of ``width``."""
+        """Return all parts as lines of ``width``."""
         lines: list[str] = []
         for part in self.parts():
             if isinstance(part, str):
@@ -221,6 +228,9 @@ class Shown(ABC):
     def _repr_html_(self) -> str:
         return "".join(_html(part) for part in self.parts() if part)
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text("..." if cycle else self.text(WIDTH))  # IPython in a terminal
+
 
 def _html(part: Part) -> str:
     if isinstance(part, Table):
@@ -231,7 +241,8 @@ def _html(part: Part) -> str:
 
 
 def progress_line(done: int, total: int, loss: str, left: float | None, more: Sequence[str], width: int) -> str:
-    """Step, bar, loss and time left, and of ``more``, most important first, what else fits into ``width``.
+    """Return a progress line of ``width``: step, bar, loss and time left. more: further texts, most
+    important first, added as far as they fit. left: seconds left; None if unknown.
 
     >>> progress_line(30, 120, "loss 2.5", 75, ["9 tokens/s", "a long remark that finds no room"], 60)
     'step  30/120  ━━━──────────  loss 2.5  9 tokens/s  1:15 left'
@@ -256,7 +267,7 @@ def progress_line(done: int, total: int, loss: str, left: float | None, more: Se
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things.
+    """Return a number with its noun, in the plural if the number is not 1.
 
     >>> counted(1, "node"), counted(1200, "node")
     ('1 node', '1,200 nodes')
@@ -265,7 +276,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time to wait, as on a clock.
+    """Return a duration as on a clock.
 
     >>> duration(75), duration(4000), duration(400_000)
     ('1:15', '1:06:40', '4 d 15 h')
@@ -278,7 +289,7 @@ def duration(seconds: float) -> str:
 
 
 def in_bytes(size: int) -> str:
-    """Bytes as people read them.
+    """Return a number of bytes as text for people, with a binary unit.
 
     >>> in_bytes(3 << 29)
     '1.5 GiB'
@@ -290,7 +301,7 @@ def in_bytes(size: int) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """Seconds as people read them.
+    """Return a number of seconds as text for people, with a unit.
 
     >>> in_seconds(0.0123)
     '12.3 ms'
@@ -303,8 +314,24 @@ def in_seconds(seconds: float) -> str:
     return f"{seconds:.1e} s" if seconds else "0 s"
 
 
+def seconds_text(seconds: float, signed: bool = False) -> str:
+    """Return a measured time as text, to a tenth of a millisecond. signed: if True, positive times
+    get a plus sign.
+
+    >>> seconds_text(0.0123), seconds_text(-2.5, signed=True), seconds_text(250e-6)
+    ('12.3 ms', '-2.50 s', '250 µs')
+    """
+    sign = "+" if signed and seconds >= 0 else ""
+    size = abs(seconds)
+    if size >= 100:
+        return f"{sign}{seconds:,.0f} s"
+    if size >= 1:
+        return f"{sign}{seconds:.2f} s"
+    return f"{sign}{seconds * 1e3:.1f} ms" if size >= 1e-3 else f"{sign}{seconds * 1e6:.0f} µs"
+
+
 def _words(text: str) -> list[str]:
-    """Words and quoted texts, each with what follows it up to the next space."""
+    """Return the words and quoted texts, each with all characters up to the next space."""
     words: list[str] = []
     place = 0
     while found := _WORD.search(text, place):
@@ -316,7 +343,7 @@ def _words(text: str) -> list[str]:
 
 
 def _groups(widths: Sequence[int], width: int | None) -> list[list[int]]:
-    """Columns by the line that they share."""
+    """Return the indices of the columns of each line."""
     groups: list[list[int]] = [[]]
     taken = 0
     for place, size in enumerate(widths):

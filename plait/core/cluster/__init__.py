@@ -1,5 +1,5 @@
-"""Hardware: what a cluster has, and what was measured of it."""
+"""Hardware of clusters, and measurements of it."""
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["efficiency", "hardware", "mfu", "network", "overhead", "placement_profile", "plausible", "profile"]
+__all__ = ["efficiency", "hardware", "mfu", "network", "plausible", "profile"]

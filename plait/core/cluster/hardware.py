@@ -1,10 +1,11 @@
 """Cluster: devices, nodes and links that a job is planned for, as data with its origin.
 
-``specs/clusters/*.toml`` has those that ship; a user's own file has the same keys. Every constant says its
-value, who says so, when, and how far it may be off, so that a prediction can be traced to what it rests on.
+``specs/clusters/*.toml`` has the shipped clusters; a user's own file has the same keys. Every
+constant has a value, a source, a date and an uncertainty, so that a prediction can be traced to its
+sources.
 
-Links are tiers, from the innermost outward: the ranks of a node, the nodes of a leaf switch, and so on. Ranks
-fill a cluster in order, so a tier's groups are ranges of ranks.
+Links are tiers, from the innermost outward: between the ranks of a node, between the nodes of a
+leaf switch, and so on. Ranks fill a cluster in order, so a tier's groups are ranges of ranks.
 """
 
 from __future__ import annotations
@@ -22,22 +23,21 @@ from plait.core.base.codec.data import Count, Natural, Section, decode
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest
-from plait.core.cluster.efficiency import SHARES, Constant, Efficiency, resolve_efficiency
-from plait.core.cluster.overhead import Overhead, overhead_values
+from plait.core.cluster.efficiency import SHARES, Constant, Efficiency, Overhead, overhead_values, resolve_efficiency
 from plait.core.model.precision import Precision
 
 LEAST = 1e-30
-"""Of what is divided by."""
+"""Least value of a constant that is a divisor."""
 MEMORY_RATE = 1e10
-"""Bytes per second between ranks of one machine; only its ratio to latencies matters, and only to chunk
-sizes."""
+"""Bytes per second between ranks of one machine; only its ratio to latencies matters, and only for
+chunk sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Hosts of equally many ranks, each host behind ``nics`` links, which its ranks share out in order.
-    ranks_per_host: 0 if all ranks share one host. rate: bytes per second of a link, each way; None if nothing
-    limits it."""
+    """Hosts with equally many ranks, each host behind ``nics`` links, which its ranks share in
+    order. ranks_per_host: 0 if all ranks share one host. rate: bytes per second of a link in each
+    direction; None if unlimited."""
 
     ranks_per_host: int = 0
     rate: float | None = None
@@ -45,95 +45,99 @@ class Hosts:
 
     @property
     def rank_rate(self) -> float | None:
-        """Bytes per second of a rank while all of its host send; None if nothing limits them."""
+        """Bytes per second of a rank while all ranks of its host send; None if unlimited."""
         return self.rate and self.rate * min(self.nics, self.ranks_per_host) / self.ranks_per_host
 
     def of(self, world_size: int) -> tuple[int, ...]:
-        """The host of every rank: ranks fill one host after the other."""
+        """Return the host of every rank: ranks fill one host after the other."""
         each = self.ranks_per_host or world_size
         return tuple(rank // each for rank in range(world_size))
 
 
 HERE = Hosts()
-"""This machine."""
+"""Hosts of a job on this machine."""
 
 
 class Device(Section):
-    """What one rank computes on."""
+    """The device on which one rank computes."""
 
     name: str
-    """As its maker calls it."""
+    """Name of the device, as its maker calls it."""
     driver_names: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """As drivers call it (``torch.cuda.get_device_name``), by which a run finds its peak."""
+    """Names that drivers report (``torch.cuda.get_device_name``), by which a run finds the device's
+    peak."""
     kind: Literal["cuda", "cpu"] = "cuda"
-    """What runs on it."""
+    """Kind of the device."""
     memory: Constant
-    """Bytes."""
+    """Bytes of the device's memory."""
     memory_rate: Constant
-    """Bytes per second of its memory."""
+    """Bytes per second of the device's memory."""
     host_rate: Constant | None = None
-    """Bytes per second between its memory and the host's, each way, while all of a node's devices move as
-    much; what is offloaded needs it."""
+    """Bytes per second between the device's and the host's memory, in each direction, while all of
+    a node's devices move as much; needed for offloading."""
     host_memory_rate: Constant | None = None
-    """Bytes per second of the host's memory that are a rank's, while all of a node's ranks use theirs; an
-    optimizer that runs on the host needs it."""
+    """Bytes per second of the host's memory for one rank, while all of a node's ranks use theirs;
+    needed for an optimizer that runs on the host."""
     power: Constant | None = None
-    """Watts that its maker has it draw at most (TDP); energy needs it."""
+    """Most watts that the device draws, as its maker sets it (TDP); needed for energy."""
     peak: Mapping[Precision, Constant]
     """FLOP/s of dense matrix products, by precision."""
     tf32: Constant | None = None
-    """The same of fp32 numbers that are rounded to TF32."""
+    """FLOP/s of dense matrix products of fp32 numbers that are rounded to TF32."""
     measured: bool = False
-    """Whether ``peak`` is the best that a profile has, and no datasheet's: no MFU is taken of it."""
+    """True if ``peak`` is the best rate of a profile and not a datasheet's: no MFU is computed from
+    it."""
     stands_for: Mapping[Precision, str] = {}
-    """The format that a precision stands for, where the device lacks its own: fp16 for ``bf16-mixed``."""
+    """Format that a precision stands for, if the device lacks the precision's own: fp16 for
+    ``bf16-mixed``."""
     reads_columns: bool = False
-    """Whether it multiplies 8-bit matrices by columns as by rows, so that one copy serves forward and
-    backward (Blackwell); else a transposed copy stands beside it (Hopper, Ada)."""
+    """True if the device multiplies 8-bit matrices by columns as well as by rows, so that one copy
+    serves forward and backward (Blackwell); else a transposed copy is kept in addition (Hopper,
+    Ada)."""
 
 
 class Tier(Section):
     """Links of one kind."""
 
     name: str
-    """As in ``nvlink``, ``leaf``, ``core``."""
+    """Name of the links, such as ``nvlink``, ``leaf``, ``core``."""
     ranks: Natural
-    """How many neighbouring ranks it connects. 0: all."""
+    """Number of neighbouring ranks that the tier connects. 0: all."""
     rate: Constant
-    """Bytes per second, each way, that a rank has of it while all others use theirs."""
+    """Bytes per second of one rank, in each direction, while all other ranks use their links."""
     mesh: bool = False
-    """Whether every pair of its ranks has a link of its own, a part of ``rate`` (xGMI), so that a group of
-    some of them has only the links among these; else any pair has the whole rate (NVSwitch)."""
+    """True if every pair of ranks has a link of its own, with a part of ``rate`` (xGMI), so that a
+    group has only the links among its own ranks; else any pair has the whole rate (NVSwitch)."""
     latency: Constant
-    """Seconds of one message."""
+    """Latency of one message in seconds."""
 
 
 class Cluster(Section):
     """A whole cluster file."""
 
     name: str
-    """What users call it."""
+    """Name of the cluster for users."""
     device: Device
-    """What every rank computes on."""
+    """Device of every rank."""
     ranks_per_node: Count
-    """Ranks of one machine."""
+    """Ranks of one node."""
     nodes: Natural = 0
-    """Machines there are. 0: as many as a job asks for."""
+    """Number of nodes. 0: as many as a job needs."""
     tiers: Annotated[tuple[Tier, ...], Field(strict=False, min_length=1)]
-    """From the innermost outward."""
+    """Tiers of links, from the innermost outward."""
     crowd: Annotated[float, Field(ge=1)] = 1.0
-    """Ranks that want each processor at the same time, where ranks are processes that share them; all else is
-    said of ranks that all compute at once. While some wait, the others are faster."""
+    """Ranks that compete for each CPU core, if ranks are processes that share cores. All other
+    values hold while all ranks compute at once: while some ranks wait, the others are faster."""
     efficiency: Efficiency
-    """What of the peaks is reached: the name of a file of ``specs/efficiency``, or a table whose ``like``
-    names one and whose other keys replace constants of it. Left out: ``ampere``, or ``cpu`` where the device
-    is one."""
+    """Shares of the peaks that are reached: the name of a file of ``specs/efficiency``, or a table
+    whose ``like`` names one and whose other keys replace its constants. Left out: ``ampere``, or
+    ``cpu`` if the device is a CPU."""
     overhead: Overhead = Overhead()
-    """What a device's memory holds besides tensors."""
+    """Device memory besides tensors."""
 
     @staticmethod
     def read(path: Path) -> Cluster:
-        """Raises JobError naming file and key."""
+        """Return the cluster in a file. Raises JobError naming file and key."""
         try:
             return Cluster.from_dict(read_toml(path))
         except JobError as error:
@@ -141,7 +145,7 @@ class Cluster(Section):
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Cluster:
-        """A checked cluster from plain values."""
+        """Return a checked cluster from plain values. Raises JobError naming the key."""
         device = values.get("device")
         cpu = isinstance(device, dict) and cast("dict[str, Any]", device).get("kind") == "cpu"
         told = values.get("efficiency", "cpu" if cpu else "ampere")
@@ -152,7 +156,8 @@ class Cluster(Section):
 
     @staticmethod
     def preset(name: str) -> Cluster:
-        """The one in ``specs/clusters/NAME.toml``."""
+        """Return the cluster in ``specs/clusters/NAME.toml``. Raises JobError for an unknown
+        name."""
         folder = specs_folder() / "clusters"
         known = sorted(file.stem for file in folder.glob("*.toml"))
         if name not in known:
@@ -164,8 +169,8 @@ class Cluster(Section):
         return Cluster.read(folder / f"{name}.toml")
 
     def check(self) -> None:
-        """Raise JobError for values that are fine alone and wrong together, or that nothing can be divided
-        by."""
+        """Raise JobError for values that contradict each other, or that are divisors and too
+        small."""
         spans = [tier.ranks or inf for tier in self.tiers]
         if spans != sorted(set(spans)):
             told = ", ".join(str(tier.ranks or "all") for tier in self.tiers)
@@ -177,7 +182,8 @@ class Cluster(Section):
             raise JobError("does not connect all nodes", key=f"tiers.{self.tiers[-1].name}.ranks")
 
     def _check_cuts(self) -> None:
-        """Tiers have names of their own and cut no node, and no group of a tier within them."""
+        """Raise JobError unless tiers have different names and cut neither nodes nor groups of
+        inner tiers."""
         names = [tier.name for tier in self.tiers]
         if len(set(names)) < len(names):
             raise JobError(f"{', '.join(names)}: two have the same name", key="tiers.name")
@@ -189,7 +195,8 @@ class Cluster(Section):
             inner, what = ranks or inner, name if ranks else what
 
     def _check_meshes(self) -> None:
-        """Only the innermost tier can be a mesh, of a known number of ranks above one."""
+        """Raise JobError unless a mesh is the innermost tier, with a known number of at least two
+        ranks."""
         for at, tier in enumerate(self.tiers):
             if tier.mesh and (at or tier.ranks < 2):
                 problem = "links of every pair are those of the innermost tier, of two ranks or more"
@@ -221,12 +228,12 @@ class Cluster(Section):
             raise JobError("is empty", key="device.peak", fix="Give FLOP/s for at least one precision, as bf16-mixed")
 
     def tier_of(self, span: Any) -> Any:
-        """The innermost tier that connects ``span`` neighbouring ranks; the outermost if none does. span: a
-        number, or a column."""
+        """Return the number of the innermost tier that connects ``span`` neighbouring ranks; the
+        outermost if none does. span: a number, or an array."""
         return sum(span > (tier.ranks or math.inf) for tier in self.tiers[:-1])
 
     @property
     def hosts(self) -> Hosts:
-        """As resharding sees them."""
+        """Hosts of the cluster, for resharding."""
         outer = next((tier for tier in self.tiers if not tier.ranks or tier.ranks > self.ranks_per_node), None)
         return Hosts(ranks_per_host=self.ranks_per_node, rate=outer.rate.value * self.ranks_per_node if outer else None)

@@ -2,13 +2,14 @@
 
     MFU = the model's FLOPs in a step / (its seconds x its devices x the dense peak of a device)
 
-The model's FLOPs are ``ModelSpec.causal_step_flops``: forward and backward once, with the causal half of
-attention's scores; what is computed again does not count. The dense peak is its maker's figure without
-sparsity, in the job's precision. Without a known peak there is no MFU.
+The model's FLOPs are ``ModelSpec.causal_step_flops``: forward and backward once, with the causal
+half of attention's scores; recomputation does not count. The dense peak is the device maker's
+figure without sparsity, in the job's precision. Without a known peak there is no MFU.
 
-A line of ``metrics.jsonl`` has ``mfu`` and ``device``, a table with the name and kind of rank 0's device,
-``peak_flops`` (null where it is unknown) and ``matmul_rate_share``. Earlier versions wrote an ``mfu`` without
-``device``: a share of the rate that matrix products reached on the spot, which is no MFU.
+A line of ``metrics.jsonl`` has ``mfu`` and ``device``, a table with the name and kind of rank 0's
+device, ``peak_flops`` (null where it is unknown) and ``matmul_rate_share``. Earlier versions wrote
+an ``mfu`` without ``device``: a share of the rate that matrix products reached on the spot, which
+is no MFU.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ def mfu(
 ) -> float | None:
     """Return the utilisation of a step of ``batch`` sequences of ``sequence`` tokens.
 
-    peak: FLOP/s of one device: ``run.peak_flops``, or what ``dense_peak`` says. Without one the answer is
-    None, as it is above 1: then the peak is not the device's.
+    peak: FLOP/s of one device: ``run.peak_flops``, or the result of ``dense_peak``. The result is
+    None if the peak is unknown, or if the utilisation would exceed 1: then the peak is not the
+    device's.
     """
     found = model.causal_step_flops(sequence, batch) / (seconds * devices * peak) if peak else None
     return found if found is not None and found <= 1 else None
 
 
 def dense_peak(device: Device | None, precision: Precision, *, tf32: bool = False) -> float | None:
-    """Return FLOP/s of dense products in ``precision``; None where nobody knows them.
+    """Return the peak FLOP/s of dense products in ``precision``; None if it is unknown.
 
-    device: None for one that nothing describes. A processor has no peak of a datasheet, and neither has a
-    device of which only measured rates are known. tf32: True where products of fp32 numbers are rounded to
-    TF32.
+    device: None if it is unknown. A CPU has no datasheet peak, and neither has a device with
+    measured rates only. tf32: True if products of fp32 numbers are rounded to TF32.
 
     >>> h100 = Cluster.preset("h100").device
     >>> dense_peak(h100, "bf16-mixed"), dense_peak(h100, "fp8"), dense_peak(h100, "fp32", tf32=True)
@@ -58,8 +59,8 @@ def dense_peak(device: Device | None, precision: Precision, *, tf32: bool = Fals
 def known_device(name: str, file: str | None = None) -> Device | None:
     """Return the device that a driver reports as ``name``, or None.
 
-    file: a cluster's, which is looked through before those that ship; one that cannot be read here is passed
-    over.
+    file: a cluster's file, which is searched before the shipped clusters; a file that cannot be
+    read is skipped.
     """
     files = sorted((specs_folder() / "clusters").glob("*.toml"))
     for one in ([Path(file)] if file else []) + files:
@@ -73,11 +74,11 @@ def known_device(name: str, file: str | None = None) -> Device | None:
 # ---- in the metrics of a run ----
 
 DEVICE = "device"
-"""The table's name in a line."""
+"""Name of the table on rank 0's device in a line of ``metrics.jsonl``."""
 
 
 def device_of(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a line says of rank 0's device; an empty table where it says nothing.
+    """Return the table on rank 0's device in a line; empty if the line has none.
 
     >>> device_of({"step": 1, "device": {"name": "NVIDIA H200"}}), device_of({"step": 1, "mfu": 0.6})
     ({'name': 'NVIDIA H200'}, {})
@@ -87,7 +88,7 @@ def device_of(line: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def mfu_of(line: Mapping[str, Any]) -> Any:
-    """Return the MFU of a line; None where the line does not say of which peak it is.
+    """Return the MFU of a line; None if the line does not have the peak behind it.
 
     >>> mfu_of({"mfu": 0.44, "device": {"peak_flops": 989.4e12}}), mfu_of({"mfu": 0.59})
     (0.44, None)
@@ -96,6 +97,6 @@ def mfu_of(line: Mapping[str, Any]) -> Any:
 
 
 def on_gpu(metrics: Iterable[Mapping[str, Any]]) -> bool:
-    """Return True where the last line that says so is of a run on GPUs."""
+    """Return True if the last line with a kind of device is from a run on GPUs."""
     kinds = [kind for line in metrics if (kind := device_of(line).get("kind"))]
     return bool(kinds) and kinds[-1] == "cuda"

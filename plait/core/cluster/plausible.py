@@ -1,9 +1,10 @@
-"""Plausible values: a cluster's file beside the clusters that ship, so that a slip of units is found.
+"""Plausible values: a check of a cluster's file against the shipped clusters, to find slips of
+units.
 
-A value two orders of magnitude beyond every shipped one is refused, with readings that would be plausible.
-Half an order is a remark, and so is a device or a link that outdoes the shipped cluster of the same device,
-or a link that has less than a hundredth of it.
-A rank on processors may be a core or a whole node: the lab's cores are the least, any device is the most.
+A value two orders of magnitude beyond every shipped value is refused, with readings that would be
+plausible. Half an order of magnitude gives a remark. So does a device or a link that outdoes the
+shipped cluster with the same device, or a link that has less than a hundredth of it. A rank on CPUs
+may be a core or a whole node: the lab's cores are the least, any device is the most.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from plait.core.cluster.efficiency import SHARES, Constant
 from plait.core.cluster.hardware import Cluster
 
 SLIP, UNUSUAL = 100.0, sqrt(10)
-"""Factors beyond the shipped range: of values that are refused, and of those that are remarked on."""
+"""Factors beyond the range of shipped values, above which a value is refused and above which it
+gives a remark."""
 ABOVE, BELOW = 1.5, 1 / 3
-"""Factors of the shipped value of the same device, beyond which there is a remark."""
+"""Largest and smallest ratio to the shipped value of the same device that gives no remark."""
 UNITS: Mapping[str, str] = {
     "device.memory": "B", "device.memory_rate": "B/s", "device.host_rate": "B/s", "device.host_memory_rate": "B/s",
     "device.power": "W", "device.tf32": "FLOP/s", "overhead.context": "B", "overhead.communicator": "B",
@@ -34,14 +36,16 @@ UNITS: Mapping[str, str] = {
 USUAL: Mapping[tuple[str, int], str] = {
     ("FLOP/s", 2): ", as with sparsity", ("B/s", 2): ", as of both directions together", ("B/s", 8): ", as in bits",
 }  # fmt: skip
-"""Usual reasons for a multiple of what a device has, by unit and factor."""
+"""Usual reasons for a value that is a multiple of the shipped one, by unit and factor."""
 _PREFIXES = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
 _MODEL = re.compile(r"[A-Z]{1,3}\d{2,4}")
-"""As in H100, GB200; of ``NVIDIA H100 80GB HBM3`` and ``H100-SXM5-80GB`` alike."""
+"""Model of a device, such as H100 or GB200; found alike in ``NVIDIA H100 80GB HBM3`` and
+``H100-SXM5-80GB``."""
 
 
 class _Entry(NamedTuple):
-    """A constant of a cluster's file. peers: names of the shipped ranges that it is compared with."""
+    """A constant of a cluster's file. peers: names of the shipped ranges that it is compared
+    with."""
 
     key: str
     peers: tuple[str, ...]
@@ -53,21 +57,22 @@ class _Entry(NamedTuple):
         return self.constant.value
 
     def shipped(self, kind: str) -> tuple[float, float]:
-        """The least and the most that shipped clusters have, for a kind of device; 0 and infinity if none."""
+        """Return the least and the most of shipped clusters, for a kind of device; 0 and infinity
+        if there are none."""
         peers = [(cluster.device.kind, one.value) for cluster, one in _shipped() if set(one.peers) & set(self.peers)]
         alike = [value for own, value in peers if own == kind or not self.key.startswith("device.")]
         most = max((value for _, value in peers) if kind == "cpu" else alike, default=inf)
         return min(alike, default=0.0), most
 
     def within(self, kind: str, factor: float) -> bool:
-        """Whether the value lies beyond the shipped range by at most a factor. Fitted constants, which are
-        shares and seconds of what is small, may be as small as they are."""
+        """Return True if the value lies beyond the shipped range by at most ``factor``. Fitted
+        constants, which are shares and seconds of small work, may be as small as they are."""
         least, most = self.shipped(kind)
         return self.value <= most * factor and (self.value >= least / factor or self.key.startswith("efficiency."))
 
     def readings(self, kind: str) -> str:
-        """The shipped range, after the value in other units that would lie in it and what the file would say
-        then."""
+        """Return the end of a message: values in other units that would lie in the shipped range,
+        each with the number to write in the file, and then the range."""
         least, most = self.shipped(kind)
         units = [(self.unit, 1)] if self.unit else []
         units += [(f"bit{self.unit[1:]}", 8)] if self.unit.startswith("B") else []
@@ -81,7 +86,8 @@ class _Entry(NamedTuple):
 
 
 def check_units(cluster: Cluster) -> None:
-    """Raise JobError for a value of a user's cluster that lies two orders beyond every shipped one."""
+    """Raise JobError for a value of a user's cluster that lies two orders of magnitude beyond every
+    shipped one."""
     kind = cluster.device.kind
     for entry in _entries(cluster):
         if entry.within(kind, SLIP):
@@ -94,12 +100,13 @@ def check_units(cluster: Cluster) -> None:
 
 
 def unit_remarks(cluster: Cluster) -> list[str]:
-    """Sentences on unusual values of a user's cluster, for its kind of device or for its device."""
+    """Return sentences on values of a user's cluster that are unusual for its kind of device or for
+    its device."""
     return [one for entry in _entries(cluster) if (one := _beyond(entry, cluster) or _unlike(entry, cluster))]
 
 
 def device_models(name: str) -> set[str]:
-    """Models that the name of a device holds.
+    """Return the models of devices in the name of a device.
 
     >>> device_models("NVIDIA H100 80GB HBM3") & device_models("H100-SXM5-80GB")
     {'H100'}
@@ -108,7 +115,8 @@ def device_models(name: str) -> set[str]:
 
 
 def _beyond(entry: _Entry, cluster: Cluster) -> str:
-    """A sentence on a value that is half an order beyond every shipped one; else empty."""
+    """Return a sentence on a value that lies half an order of magnitude beyond every shipped one;
+    else an empty text."""
     kind = cluster.device.kind
     if entry.within(kind, UNUSUAL):
         return ""
@@ -116,7 +124,8 @@ def _beyond(entry: _Entry, cluster: Cluster) -> str:
 
 
 def _unlike(entry: _Entry, cluster: Cluster) -> str:
-    """A sentence on a value that is not that of the shipped cluster with the same device; else empty."""
+    """Return a sentence on a value that differs from the shipped cluster with the same device; else
+    an empty text."""
     models, of_device = device_models(cluster.device.name), entry.key.startswith("device.")
     peers = [
         (one.value, other.name, one.constant.source) for other, one in _shipped()
@@ -134,13 +143,14 @@ def _unlike(entry: _Entry, cluster: Cluster) -> str:
 
 @cache
 def _shipped() -> list[tuple[Cluster, _Entry]]:
-    """Every constant of every cluster that ships."""
+    """Return every constant of every shipped cluster, with its cluster."""
     names = sorted(file.stem for file in (specs_folder() / "clusters").glob("*.toml"))
     return [(cluster, entry) for cluster in map(Cluster.preset, names) for entry in _entries(cluster)]
 
 
 def _entries(cluster: Cluster) -> Iterator[_Entry]:
-    """Constants that have a unit, but for zeros and those that are outliers on purpose."""
+    """Return the constants that have a unit, except zeros and those marked as outliers on
+    purpose."""
     known = [_Entry(key, (key,), unit, one) for key, unit in UNITS.items() if (one := _constant(cluster, key))]
     for precision, peak in cluster.device.peak.items():
         key = f"device.peak.{precision}"
@@ -163,12 +173,12 @@ def _constant(cluster: Cluster, key: str) -> Constant | None:
 
 
 def _order(value: float) -> int:
-    """The power of a thousand, as one of ten."""
+    """Return the exponent of ten of ``value``, rounded down to a multiple of 3."""
     return 3 * floor(log10(value) / 3)
 
 
 def _scaled(value: float) -> str:
-    """A number as a cluster's file has it.
+    """Return a number as a cluster's file writes it.
 
     >>> _scaled(5e10), _scaled(2e-6), _scaled(0.62)
     ('50e9', '2e-6', '0.62')
@@ -178,7 +188,7 @@ def _scaled(value: float) -> str:
 
 
 def _human(value: float, unit: str) -> str:
-    """A number with a unit.
+    """Return a number with its unit.
 
     >>> _human(4e11, "bit/s"), _human(400, "B/s"), _human(62.0, "")
     ('400 Gbit/s', '400 B/s', '62')

@@ -1,13 +1,13 @@
-"""Profile: what was measured of a machine or a cluster, and where, when and with what.
+"""Profile: measurements of a machine or a cluster, with place, date and versions.
 
-``plait measure machine`` measures it, or reads it from logs of other tools; ``plait.plan.profiled`` turns it
-into a cluster's constants. The file is versioned JSON with a hash over its content. Everything is the median
-of several samples, of which the slowest rank's counts.
+``plait measure machine`` measures it, or reads it from logs of other tools;
+``plan.calibrate.profiled`` turns it into a cluster's constants. The file is versioned JSON with a
+hash over its content. Every figure is the median of several samples, each of the slowest rank.
 
-    collectives   seconds by kind, group of ranks and size                        (InternEvo's VPro)
-    modules       one layer's, by site, phase and shape, through the executor that trains     (UPro)
+    collectives   seconds by kind, process group and size                         (InternEvo's VPro)
+    modules       of one layer, by sublayer, phase and shape, run by the training executor    (UPro)
     products, attention, passes     plain operations by shape
-    overlaps      how much computation and communication slow each other down                 (OPro)
+    overlaps      slowdown of concurrent computation and communication                        (OPro)
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from plait.core.model.precision import Precision
 
 AGAIN = "Measure again with plait measure machine"
 MOST_VALUES = 200_000
-"""Of a profile: a large one has some thousands, and every value that is wrong costs kilobytes to tell."""
+"""Most values of a profile. A large profile has some thousands, and the message about each wrong
+value takes kilobytes."""
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 ModuleSite = Literal["embed", "norm", "attn", "mlp", "block", "head"]
 ModulePhase = Literal["forward", "input gradient", "weight gradient"]
@@ -36,24 +37,24 @@ Bytes = Annotated[int, Field(ge=1, le=1 << 60)]
 
 
 class Group(Section):
-    """Ranks that communicate with each other, and how they lie."""
+    """Ranks that communicate with each other, and their arrangement on nodes."""
 
     ranks: Annotated[int, Field(ge=2)]
-    """How many."""
+    """Number of ranks."""
     per_node: Count
-    """Of them on each node; the most, where nodes differ."""
+    """Ranks of the group on each node; the most, if nodes differ."""
     nodes: Count
-    """Nodes that they are on."""
+    """Number of nodes with ranks of the group."""
     minipods: Count = 1
-    """Minipods (groups of nodes below one leaf) that these nodes are in."""
+    """Number of minipods (groups of nodes below one leaf) with these nodes."""
     stride: Count = 1
-    """From one to the next in rank order."""
+    """Distance from one rank of the group to the next, in rank order."""
     at_once: Count = 1
-    """Groups like this one that communicated side by side while it was measured."""
+    """Number of groups like this one that communicated concurrently during the measurement."""
 
     @staticmethod
     def of(ranks: Sequence[int], ranks_per_node: int, *, nodes_per_minipod: int = 0, at_once: int = 1) -> Group:
-        """Evenly spaced ``ranks`` of a machine.
+        """Return the group of evenly spaced ``ranks`` of a machine.
 
         >>> str(Group.of((0, 8), 8))
         '2 ranks, one on each of 2 nodes'
@@ -80,30 +81,30 @@ class Group(Section):
 
 
 class Point(Section):
-    """One size."""
+    """Measurement of one message size."""
 
     bytes: Bytes
-    """Of the whole tensor, gathered, reduced or exchanged, over all ranks of the group; of a send or a
-    broadcast, what is sent."""
+    """Bytes of the whole tensor, gathered, reduced or exchanged, over all ranks of the group; for a
+    send or a broadcast, the bytes sent."""
     seconds: Seconds
-    """The median of several, each the slowest rank's."""
+    """Median seconds of several samples, each of the slowest rank."""
     spread: NotNegative = 0.0
     """Half the distance between the quartiles of the samples, relative to the median."""
 
 
 FULL = 0.9
-"""Of the best bandwidth: what counts as all of it."""
+"""Share of the best bandwidth that counts as full bandwidth."""
 
 
 class Curve(Section):
-    """One collective of one group, by size."""
+    """Measurements of one collective of one group, by message size."""
 
     kind: CollectiveKind
     group: Group
     points: Annotated[tuple[Point, ...], Field(strict=False, min_length=1)]
-    """By growing size."""
+    """Points in order of growing size."""
     source: str = ""
-    """Where it comes from, if it was not measured with the rest."""
+    """Source of the curve, if it was not measured with the rest of the profile."""
 
     @property
     def latency(self) -> float:
@@ -112,26 +113,28 @@ class Curve(Section):
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second that a rank moves of the largest message (nccl-tests' "bus bandwidth")."""
+        """Bytes per second that a rank moves for the largest message (nccl-tests' "bus
+        bandwidth")."""
         last = self.points[-1]
         return last.bytes * wire_share(self.kind, self.group.ranks) / last.seconds
 
     @property
-    def saturates(self) -> int:
-        """Bytes from which on it has 0.9 of the best bandwidth that was measured (Arnold, section 4: 256
-        MB of a collective, 2 MB of what is sent to one rank)."""
+    def saturation_bytes(self) -> int:
+        """Bytes from which on the collective has 0.9 of the best measured bandwidth (Arnold,
+        section 4: 256 MB for a collective, 2 MB for a send to one rank)."""
         best = max(point.bytes / point.seconds for point in self.points)
         return next(point.bytes for point in self.points if point.bytes / point.seconds >= FULL * best)
 
 
 def wire_share(kind: CollectiveKind, ranks: int) -> float:
-    """Of the whole tensor's bytes, what each rank sends if none is sent in vain.
+    """Return the bytes that each rank sends, as a share of the whole tensor's bytes, if no byte is
+    sent in vain.
 
     >>> wire_share("all_reduce", 4), wire_share("all_to_all", 4)
     (1.5, 0.1875)
     """
     others = (ranks - 1) / ranks
-    if kind == "all_to_all":  # of a rank's own part of the tensor
+    if kind == "all_to_all":  # a share of the rank's own part of the tensor
         return others / ranks
     return {"all_reduce": 2 * others, "all_gather": others, "reduce_scatter": others}.get(kind, 1.0)
 
@@ -148,7 +151,7 @@ class Product(Section):
 
     @property
     def rate(self) -> float:
-        """FLOP/s."""
+        """FLOP/s of the product."""
         return 2 * self.m * self.k * self.n / self.seconds
 
 
@@ -167,7 +170,7 @@ class AttentionCore(Section):
 
 
 class MemoryPass(Section):
-    """An elementwise operation that reads and writes so many bytes, on every rank at once."""
+    """An elementwise operation that reads and writes ``bytes`` bytes, on every rank at once."""
 
     bytes: Bytes
     seconds: Seconds
@@ -175,7 +178,7 @@ class MemoryPass(Section):
 
 
 class ModuleTime(Section):
-    """One module of one layer, in one phase of one micro-batch, without what it waits for."""
+    """Seconds of one module of one layer, in one phase of one micro-batch, without waiting."""
 
     site: ModuleSite
     phase: ModulePhase
@@ -186,9 +189,9 @@ class ModuleTime(Section):
     ffn: Count
     vocab: Count
     batch: Count
-    """Sequences."""
+    """Number of sequences."""
     sequence: Count
-    """Tokens of each."""
+    """Tokens of each sequence."""
     tp: Count
     precision: Precision
     seconds: NotNegative
@@ -203,13 +206,14 @@ PHASES: dict[str, ModulePhase] = {
     "W": "weight gradient",
 }
 NORMS: dict[str, ModulePhase] = {"N": "forward", "J": "input gradient"}
-"""Ops between two modules: the residual addition and the norm. J has the norm's weight gradient as well."""
+"""Phases of ops between two modules: the residual addition and the norm. J has the norm's weight
+gradient as well."""
 SITES: tuple[ModuleSite, ...] = ("embed", "attn", "mlp", "block", "head")
 
 
 def by_module(compute: Mapping[str, float]) -> dict[tuple[ModuleSite, ModulePhase], float]:
-    """Seconds of modules from those of segment ops; of a norm, the mean over those of a layer. compute: by
-    ``site.kind``, as in ``SegmentCosts``.
+    """Return the seconds of modules from the seconds of segment ops; of a norm, the mean over the
+    norms of a layer. compute: seconds by ``site.kind``, as in ``SegmentCosts``.
 
     >>> by_module({"mlp.F": 2.0, "mlp.R": 1.0, "mlp.N": 0.5, "attn.N": 0.7})
     {('mlp', 'forward'): 3.0, ('norm', 'forward'): 0.6}
@@ -226,43 +230,44 @@ def by_module(compute: Mapping[str, float]) -> dict[tuple[ModuleSite, ModulePhas
 
 
 class Overlap(Section):
-    """Matrix products beside one kind of collective."""
+    """Matrix products that run concurrently with one kind of collective."""
 
     kind: CollectiveKind
     group: Group
     bytes: Bytes
-    """Of a collective, as a point has them."""
+    """Bytes of the collective, as in ``Point``."""
     m: Count
     k: Count
     n: Count
     precision: Precision
     computation: Positive
-    """How many times as long products take while the collective is under way."""
+    """Slowdown factor of the products while the collective runs."""
     communication: Positive
-    """How many times as long the collective takes while products are computed."""
+    """Slowdown factor of the collective while products are computed."""
 
 
 class Machine(Section):
-    """On what it was measured."""
+    """The machine or cluster that was measured."""
 
     name: str = ""
-    """Of the first rank's host, or the lab."""
+    """Name of the first rank's host, or of the lab."""
     device: str = ""
-    """A rank's, as its maker calls it; empty where a log does not say."""
+    """Name of a rank's device, as its maker calls it; empty if a log does not have it."""
     kind: Literal["cuda", "cpu"]
-    """What runs on it."""
+    """Kind of a rank's device."""
     memory: Annotated[int, Field(ge=0, le=1 << 60)] = 0
-    """Bytes of a rank's device; of a CPU, the rank's share of its host's. 0: not known."""
+    """Bytes of a rank's device memory; on a CPU, the rank's share of its host's memory. 0:
+    unknown."""
     cores: Natural = 0
-    """Of a node, that its ranks share. 0: not known."""
+    """CPU cores of a node, which its ranks share. 0: unknown."""
     ranks: Count
-    """Of the whole machine or cluster."""
+    """Ranks of the whole machine or cluster."""
     ranks_per_node: Count
     backend: str
-    """Of collectives: ``gloo``, ``nccl``, ``staged``."""
+    """Backend of collectives: ``gloo``, ``nccl``, ``staged``."""
     crowd: Annotated[float, Field(ge=1)] = 1.0
-    """Ranks that want each core at the same time, those of all nodes that are emulated on it; 1 where each
-    rank has a device of its own. Computation was measured as it is with all of them at work."""
+    """Ranks that compete for each core, over all nodes that are emulated on it; 1 if each rank has
+    a device of its own. Computation was measured with all of these ranks at work."""
 
 
 class Profile(StampedSection):
@@ -275,9 +280,9 @@ class Profile(StampedSection):
 
     machine: Machine
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
-    """The day on which it was measured."""
+    """Day of the measurement."""
     versions: Mapping[str, str] = {}
-    """Of Plait, torch and what carries collectives."""
+    """Versions of Plait, torch and the library of collectives."""
     collectives: Annotated[tuple[Curve, ...], Field(strict=False)] = ()
     modules: Annotated[tuple[ModuleTime, ...], Field(strict=False)] = ()
     products: Annotated[tuple[Product, ...], Field(strict=False)] = ()
@@ -287,7 +292,7 @@ class Profile(StampedSection):
 
     @property
     def source(self) -> str:
-        """As constants that follow from it name it."""
+        """Name of the profile in constants that follow from it."""
         return f"profile of {self.date}"
 
     def check(self) -> None:
@@ -301,7 +306,8 @@ class Profile(StampedSection):
 
 
 def joined(profiles: Sequence[Profile]) -> Profile:
-    """Several profiles of one cluster as one: where two have measured the same, the later one counts.
+    """Return several profiles of one cluster as one: if two have the same measurement, the later
+    profile counts.
 
     Raises JobError for profiles of a CPU and of GPUs.
     """
@@ -329,5 +335,5 @@ def joined(profiles: Sequence[Profile]) -> Profile:
 
 
 def _last(parts: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The last of them that has anything."""
+    """Return the last part that is not empty."""
     return next((part for part in reversed(list(parts)) if part), ())

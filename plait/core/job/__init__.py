@@ -1,18 +1,16 @@
-"""What a user asks for and what is to be done: the job, its settings, the plan."""
+"""Jobs: the job file, its settings, its checks, and the plan that is made from it."""
 
 # pyright: reportUnsupportedDunderAll=false
 
 __all__ = [
+    "cluster_settings",
     "collecting",
     "communication",
     "constraint",
-    "kubernetes_settings",
-    "place_settings",
     "plan",
     "reference",
     "refine",
     "settings",
-    "slurm_settings",
     "spec",
-    "worth_timing",
+    "texts",
 ]

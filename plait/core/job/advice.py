@@ -1,5 +1,5 @@
-"""Advice is tried before it is given: what a refusal says to change is changed, and what is refused again is
-left out."""
+"""Advice that is tried before it is given: each change that an error suggests is applied, and left
+out if the changed job is refused again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, cast
 from plait.core.base.errors import JobError
 
 MOST_TRIED = 40
-"""Changes, a few milliseconds each."""
+"""Most changes that are tried, a few milliseconds each."""
 
 
 def changed(values: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values of a job with some keys set, or left out where the new value is None.
+    """Return plain values of a job with some keys set, or removed if the new value is None.
 
     >>> changed({"train": {"steps": 3, "seed": 1}}, {"train.steps": 4, "train.seed": None})
     {'train': {'steps': 4}}
@@ -31,9 +31,12 @@ def changed(values: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def tried(error: JobError, values: Mapping[str, Any], refusal: Callable[[dict[str, Any]], JobError | None]) -> JobError:
-    """The same error with those of its changes after which nothing is refused; if there are none, those after
-    which its own place is not. values: of the job. refusal: what is wrong with others."""
+def with_valid_changes(
+    error: JobError, values: Mapping[str, Any], refusal: Callable[[dict[str, Any]], JobError | None]
+) -> JobError:
+    """Return the error with only those of its changes that make the job valid; if there are none,
+    those after which its own key is valid. values: plain values of the job. refusal: returns the
+    error in changed values, or None."""
     if not error.changes:
         return error
     right, elsewhere = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
@@ -41,17 +44,19 @@ def tried(error: JobError, values: Mapping[str, Any], refusal: Callable[[dict[st
         found = refusal(changed(values, change))
         if found is None:
             right.append(change)
-        elif not same_place(found.key, error.key):
+        elif not overlapping_keys(found.key, error.key):
             elsewhere.append(change)
     return JobError(error.problem, file=error.file, key=error.key, changes=right or elsewhere)
 
 
-def same_place(one: str | None, other: str | None) -> bool:
-    """Whether two keys are one, or a part of the other.
+def overlapping_keys(first: str | None, second: str | None) -> bool:
+    """Return True if two keys are equal, or one is a part of the other.
 
-    >>> same_place("strategy.shard", "strategy.shard.params"), same_place("strategy.pp", "strategy.tp")
-    (True, False)
+    >>> overlapping_keys("strategy.shard", "strategy.shard.params")
+    True
+    >>> overlapping_keys("strategy.pp", "strategy.tp")
+    False
     """
-    if one is None or other is None:
-        return one == other
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+    if first is None or second is None:
+        return first == second
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")

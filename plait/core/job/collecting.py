@@ -1,8 +1,8 @@
-"""Starting the agent that collects what the ranks of a host record, beside the ranks and in a process of its
-own, so that a rank that is killed takes nothing with it.
+"""Start of the agent that collects the records of a host's ranks. The agent is a process of its
+own, so that a killed rank loses no records.
 
-Whoever starts ranks starts it: ``plait train`` for this machine and for a lab, the node's agent under Slurm
-and Kubernetes, and the first rank of a machine where none of these did (torchrun).
+``plait train`` starts the agent on this machine and in a lab; the node's agent starts it under
+Slurm and Kubernetes. With any other launcher (torchrun) the first rank of a machine starts it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from plait.core.job.settings import RunSection
 
 LOGGERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
-"""The package that each of ``run.loggers`` needs."""
+"""Package that each logger of ``run.loggers`` needs."""
 PATIENCE = 60.0
-"""Seconds that it may take to write what is left when the ranks have ended."""
+"""Seconds that the agent may take to write the remaining records when the ranks have ended."""
 AGAIN, PAUSE = 3, 1.0
-"""Times that an agent which was killed is followed by another, after so many seconds."""
+"""Most restarts of an agent that was killed, and the seconds before each restart."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collected:
-    """What is collected: the keys of a job's ``run`` section that agents need. They are handed over as JSON,
-    because reading a plan takes longer than all else that an agent does at first."""
+class CollectorSettings:
+    """Keys of a job's ``run`` section that agents need. They are passed as JSON, because reading a
+    plan takes longer than all other work at an agent's start."""
 
     timeline_steps: int
     timeline_sample: int
@@ -48,37 +48,37 @@ class Collected:
     loggers: tuple[str, ...]
 
     @staticmethod
-    def of(run: RunSection) -> Collected:
-        """As a job says."""
-        return Collected(
+    def of(run: RunSection) -> CollectorSettings:
+        """Return the keys of a job's ``run`` section."""
+        return CollectorSettings(
             timeline_steps=run.timeline_steps, timeline_sample=run.timeline_sample, metrics_port=run.metrics_port,
             metrics_address=run.metrics_address, loggers=run.loggers,
         )  # fmt: skip
 
     @property
     def anything(self) -> bool:
-        """Whether an agent has anything to do."""
+        """True if an agent has anything to do."""
         return bool(self.timeline_steps or self.metrics_port or self.loggers)
 
     def to_json(self) -> str:
-        """In one line."""
+        """Return the keys as one line of JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> Collected:
-        """What ``to_json`` has made."""
-        return decode(Collected, json.loads(text))
+    def from_json(text: str) -> CollectorSettings:
+        """Return the keys that ``to_json`` has written."""
+        return decode(CollectorSettings, json.loads(text))
 
 
 @contextmanager
 def collecting(folder: Path, first: int, count: int, *, is_rank: bool = False) -> Generator[None]:
-    """What ranks ``first`` to ``first + count - 1`` of the run in ``folder`` record is collected while the
-    block runs, and when it ends to the last record. is_rank: this process is one of them, and is not waited
-    for if it fails.
+    """Collect the records of ranks ``first`` to ``first + count - 1`` of the run in ``folder``
+    while the block runs, and at its end up to the last record. is_rank: this process is one of
+    these ranks, and does not wait for the agent if it fails.
 
     Raises JobError for a logger that is not installed here.
     """
-    collected = Collected.of(_settings(folder))
+    collected = CollectorSettings.of(_settings(folder))
     check_loggers(collected.loggers)
     if not collected.anything:
         yield
@@ -93,11 +93,11 @@ def collecting(folder: Path, first: int, count: int, *, is_rank: bool = False) -
 
 
 class CollectingAgent:
-    """A process that ends when its standard input does; one that is killed before is followed by another,
-    which goes on where it was. start: begins one.
+    """A process that ends when its standard input is closed. If it is killed earlier, a new process
+    goes on where it stopped. start: starts a process.
 
-    What it does is left undone, and said to be, if that happens more than ``AGAIN`` times, or if it ends by
-    itself.
+    After more than ``AGAIN`` restarts, or if the process ends by itself, records are no longer
+    collected, and a message says so.
     """
 
     def __init__(self, start: Callable[[], subprocess.Popen[bytes]]) -> None:
@@ -107,11 +107,11 @@ class CollectingAgent:
         self._keeper.start()
 
     def end(self, *, wait: bool) -> None:
-        """It is to finish. wait: until it has, for ``PATIENCE`` at most; of one that the kernel keeps from
-        running, for a moment."""
+        """Close the agent's standard input. wait: until it has ended, ``PATIENCE`` seconds at most;
+        an agent that cannot run, because it is stopped, only for a moment."""
         self._over.set()
-        self._process.send_signal(signal.SIGCONT)  # one that somebody has stopped would be waited for
-        self._close()  # which tells it, as our end would
+        self._process.send_signal(signal.SIGCONT)  # a stopped agent would never end
+        self._close()  # the agent ends at end of file, as it would after our exit
         if not wait:
             return
         until = time.monotonic() + PATIENCE
@@ -127,18 +127,18 @@ class CollectingAgent:
     def _keep(self) -> None:
         while (status := self._process.wait()) < 0 and self._left:
             self._left -= 1
-            _say(f"warning: what collects the timeline {how_it_ended(status)}; another goes on")
+            _say(f"warning: the timeline collector {how_it_ended(status)}; a new one takes over")
             self._close()
             self._over.wait(PAUSE)
             try:
                 self._process = self._start()
             except OSError as error:
-                _say(f"the timeline ends here: what collects it cannot be started ({error.strerror})")
+                _say(f"the timeline ends here: its collector cannot be started ({error.strerror})")
                 return
             if self._over.is_set():
                 self._close()
         if status and (status > 0 or not self._over.is_set()):
-            _say(f"the timeline ends here: what collects it {how_it_ended(status)}")
+            _say(f"the timeline ends here: its collector {how_it_ended(status)}")
 
     def _close(self) -> None:
         assert self._process.stdin is not None
@@ -146,8 +146,8 @@ class CollectingAgent:
             self._process.stdin.close()
 
 
-def start_agent(folder: Path, first: int, count: int, collected: Collected) -> subprocess.Popen[bytes]:
-    """The agent of these ranks, which ends when its standard input does."""
+def start_agent(folder: Path, first: int, count: int, collected: CollectorSettings) -> subprocess.Popen[bytes]:
+    """Start the agent of these ranks, which ends when its standard input is closed."""
     return subprocess.Popen(
         command_of(programs.COLLECTOR, str(folder), str(first), str(count), collected.to_json()),
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
@@ -176,4 +176,4 @@ def _settings(folder: Path) -> RunSection:
         plan = Plan.read(folder / "plan.json")
     except PlaitError:
         return RunSection()
-    return plan.job.run if plan.job else RunSection()
+    return plan.settings.run if plan.settings else RunSection()

@@ -1,9 +1,10 @@
-"""CommunicationMatrix: a job as a cluster's network sees it, a cell for each node.
+"""CommunicationMatrix: a job as a cluster's network sees it, with a cell for each node.
 
-A column is a DP group (the nodes of one place of the pipeline), a row is a PP group (nodes that hand
-activations to each other). Every cell says what each of its GPUs holds and sends. Cells are numbered in the
-order of node ranks: column by column, since pp is the layout's outermost axis. After Arnold
-(arXiv 2509.15940, eq. 1), whose matrix is the case of one tensor-parallel group or less to a node.
+A column is a DP group (the nodes of one pipeline stage), a row is a PP group (nodes that send
+activations to each other). Every cell has the bytes that each of its GPUs holds and sends. Cells
+are numbered in the order of node ranks: column by column, since pp is the layout's outermost axis.
+After Arnold (arXiv 2509.15940, eq. 1), whose matrix is the special case of at most one
+tensor-parallel group on a node.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from plait.core.parallel.layout import Layout, Mesh
 
 @dataclass(frozen=True, kw_only=True)
 class Volume:
-    """What one GPU holds and sends in a step, in bytes. weights: of its parameters. dp: gradients and
-    parameters, to ranks with the same weights. pp: activations and their gradients, to other stages. ep: rows
-    of tokens, to the ranks of the same stage that have their experts, and back."""
+    """Bytes that one GPU holds and sends in a step. weights: held for its parameters. dp: gradients
+    and parameters, sent to ranks with the same weights. pp: activations and their gradients, sent
+    to other stages. ep: token rows, sent to the ranks of the same stage that have their experts,
+    and back."""
 
     weights: float = 0.0
     dp: float = 0.0
@@ -34,10 +36,12 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class CommunicationMatrix:
-    """heights: cells of every column. nodes_per_cell: neighbours that share tensor- or context-parallel
-    groups, and stay in one minipod. edges: columns that hand activations to each other, both in order.
-    volumes: by column; none where nobody has counted them. micro_batch: sequences of a replica.
-    expert_cells: so many neighbours of a column share out experts, and send each other tokens all to all.
+    """The nodes of a job, arranged by DP and PP groups. heights: cells of every column.
+    nodes_per_cell: neighbouring nodes that share tensor- or context-parallel groups, and stay in
+    one minipod. edges: pairs of columns that send activations to each other, in ascending order.
+    volumes: by column; empty if they were not computed. micro_batch: sequences of a replica's
+    micro-batch. expert_cells: neighbouring cells of a column that share out experts, and exchange
+    tokens all to all.
 
     >>> matrix = CommunicationMatrix.of_layout(Layout.of(pp=2, dp=6, tp=8), ranks_per_node=8)
     >>> matrix.heights, matrix.rows[1]
@@ -54,7 +58,8 @@ class CommunicationMatrix:
 
     @staticmethod
     def of(plan: Plan, *, ranks_per_node: int, volumes: Sequence[Volume] = ()) -> CommunicationMatrix:
-        """Of a plan. volumes: of every place of its pipeline. Raises PlacementError as ``of_layout`` does."""
+        """Return the matrix of a plan. volumes: of every pipeline stage. Raises PlacementError as
+        ``of_layout`` does."""
         place = plan.schedule.rank_of
         edges = {(place[a], place[b]) for a, b in plan.names if place[a] != place[b]}
         return CommunicationMatrix.of_layout(
@@ -76,12 +81,12 @@ class CommunicationMatrix:
         micro_batch: int = 1,
         ep: int = 1,
     ) -> CommunicationMatrix:
-        """edges: between places; without them each place and the next. ep: neighbours of dp x cp that share
-        out experts. Raises PlacementError for places that are no whole number of nodes, nor nodes of
-        places."""
+        """Return the matrix of a layout. edges: pairs of pipeline stages that communicate; by
+        default each stage and the next. ep: neighbours of dp x cp that share out experts. Raises
+        PlacementError unless a stage fills whole nodes, or a node holds whole stages."""
         each = min(ranks_per_node, layout.world_size)
         edges = [(at, at + 1) for at in range(len(layout.degrees) - 1)] if edges is None else edges
-        shared = _places_per_node(layout, each)
+        shared = _stages_per_node(layout, each)
         if shared > 1:
             edges = sorted({(a // shared, b // shared) for a, b in edges if a // shared != b // shared})
             volumes = [_sum(volumes[at : at + shared]) for at in range(0, len(volumes), shared)]
@@ -103,17 +108,17 @@ class CommunicationMatrix:
 
     @property
     def cells(self) -> int:
-        """Of all columns."""
+        """Number of cells in all columns."""
         return sum(self.heights)
 
     @property
     def nodes(self) -> int:
-        """That the job takes."""
+        """Number of nodes that the job takes."""
         return self.cells * self.nodes_per_cell
 
     @property
     def shape(self) -> tuple[int, int] | None:
-        """Rows and columns, where all columns are as high."""
+        """(rows, columns), or None if columns differ in height."""
         return (self.heights[0], len(self.heights)) if len(set(self.heights)) == 1 else None
 
     @property
@@ -128,14 +133,14 @@ class CommunicationMatrix:
 
     @cached_property
     def mean(self) -> Volume:
-        """Of all GPUs; nothing where nobody has counted."""
+        """Mean volume of all GPUs; all zero if volumes were not computed."""
         return _mean(self.volumes, self.heights)
 
     @cached_property
     def ratios(self) -> tuple[float, float] | None:
-        """r1 = micro-batch x v_w / (v_d + v_p) and r2 = v_d / v_p of the mean GPU (Arnold, section 5.2): how
-        much there is to compute for what is sent, and for which groups. None where nothing is sent along one
-        of the axes, or nobody has counted."""
+        """r1 = micro-batch x v_w / (v_d + v_p) and r2 = v_d / v_p of the mean GPU (Arnold, section
+        5.2): computation per byte sent, and DP traffic per PP traffic. None if nothing is sent
+        along one of the axes, or volumes were not computed."""
         mean = self.mean
         down = mean.dp + mean.ep
         if not down or not mean.pp:
@@ -144,14 +149,14 @@ class CommunicationMatrix:
 
 
 def columns_of(heights: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Cells of every column, numbered column by column."""
+    """Return the cells of every column, numbered column by column."""
     ends = list(accumulate(heights))
     return tuple(tuple(range(end - height, end)) for end, height in zip(ends, heights, strict=True))
 
 
 def rows_of(heights: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Cells that meet the same share of a batch: one in each column. Where columns differ in height, a cell
-    of a low one stands in several rows.
+    """Return the cells of every row: cells with the same share of a batch, one in each column. If
+    columns differ in height, a cell of a low column is in several rows.
 
     >>> rows_of((2, 3))
     ((0, 2), (0, 3), (1, 3), (1, 4))
@@ -163,8 +168,9 @@ def rows_of(heights: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(column[int(cut * len(column))] for column in columns) for cut in cuts)
 
 
-def _places_per_node(layout: Layout, each: int) -> int:
-    """How many neighbouring places of a pipeline share a node; 1 if they have nodes of their own."""
+def _stages_per_node(layout: Layout, each: int) -> int:
+    """Return the number of neighbouring pipeline stages that share a node; 1 if stages have nodes
+    of their own. Raises PlacementError if some node would hold a part of two stages."""
     sizes = [len(mesh.ranks) for mesh in layout.meshes]
     for place, size in enumerate(sizes):
         if size % each and (each % size or len(set(sizes)) > 1 or len(sizes) % (each // size)):
@@ -177,13 +183,14 @@ def _places_per_node(layout: Layout, each: int) -> int:
 
 
 def _block(mesh: Mesh, each: int) -> int:
-    """The fewest nodes that hold whole cp x tp groups."""
+    """Return the fewest nodes that hold whole cp x tp groups."""
     group = mesh.cp * mesh.tp
     return group // gcd(group, each)
 
 
 def _sum(volumes: Sequence[Volume]) -> Volume:
-    """Of the places of one node: a GPU has one place, so the most of each."""
+    """Return the volume of a node that holds several pipeline stages: the largest of each field,
+    since a GPU has one stage."""
     return Volume(
         weights=max(one.weights for one in volumes),
         dp=max(one.dp for one in volumes),

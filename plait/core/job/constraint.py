@@ -1,14 +1,14 @@
-"""What a user asks of every strategy: constraints, as in ``tp <= 8`` or ``memory <= 70 GiB``, and the memory
-that is to stay free, since predicted memory may be too low:
+"""Conditions that the user sets for every strategy: constraints, as in ``tp <= 8`` or ``memory <=
+70 GiB``, and the memory that a plan must leave free, since predicted memory may be too low:
 
 =============  =====================================================================================
-setting        what is left free
+setting        free memory
 =============  =====================================================================================
-``"auto"``     so much that the plan fits with a probability of ``SURE``, by the band of its memory
-``"safest"``   the same; of the plans that take hardly longer than the fastest, the surest to fit
+``"auto"``     enough that the plan fits with probability ``SURE``, by the uncertainty of its memory
+``"safest"``   the same; among plans hardly slower than the fastest, the most likely to fit wins
 ``"fastest"``  nothing: 0
-0.05           this share of what a plan may fill
-``"4 GiB"``    so many bytes
+0.05           this share of the memory that a plan may fill
+``"4 GiB"``    this many bytes
 =============  =====================================================================================
 """
 
@@ -23,16 +23,18 @@ from typing import Any
 
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.text import in_bytes
-from plait.core.job.renamed import QUANTITIES
-from plait.core.parallel.strategy import WORDS
+from plait.core.parallel import strategy
+from plait.core.step.schedules import GENERATORS
 
+WORDS = {"schedule": tuple(GENERATORS), **strategy.WORDS}
+"""Settings of a strategy whose values are words, with these words."""
 COUNTS = (
     "pp", "dp", "cp", "ring", "ulysses", "tp", "ep", "micro_batch_size", "num_micro_batches", "virtual_stages",
     "recompute_layers", "sequence_parallel", "params", "grads", "optim", "secondary", "batch_slices", "column_slices",
 )  # fmt: skip
 """Quantities that are whole numbers."""
 SIZES = ("memory",)
-"""Quantities that are bytes of one rank."""
+"""Quantities in bytes of one rank."""
 SIGNS: Mapping[str, Callable[[Any, Any], Any]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -48,13 +50,14 @@ _UNITS = {
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 }  # fmt: skip
 WITHOUT_UNIT = 1 << 20
-"""Below it a size without a unit is a slip: nobody means bytes."""
+"""Bytes below which a size without a unit is refused as a slip: nobody means bytes."""
 _SIZE = re.compile(r"([0-9.]+)\s*([A-Za-z]*)")
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """quantity: of a strategy. values: one, or several for ``in``. text: as the user wrote it."""
+    """A condition on a strategy. quantity: a quantity of the strategy. values: one, or several for
+    ``in``. text: as the user wrote it."""
 
     quantity: str
     sign: str
@@ -63,7 +66,7 @@ class Constraint:
 
     @staticmethod
     def parse(text: str) -> Constraint:
-        """Raises JobError for what is no constraint."""
+        """Return the constraint in ``text``. Raises JobError if the text is not a constraint."""
         match = _FORM.fullmatch(text)
         key = "plan.constraints"
         if not match:
@@ -72,30 +75,29 @@ class Constraint:
             )
         quantity, sign, given = match[1], match[2], match[3]
         known = (*WORDS, *COUNTS, *SIZES)
-        if quantity in QUANTITIES:
-            raise JobError(f"'{text}': {quantity} is called {QUANTITIES[quantity]} now", key=key, fix="Write that")
         if quantity not in known:
-            problem = f"'{text}': nothing is called '{quantity}'{nearest(quantity, known)}"
+            problem = f"'{text}': unknown quantity '{quantity}'{nearest(quantity, known)}"
             raise JobError(problem, key=key, fix=f"Known: {', '.join(known)}")
         words = [word.strip().strip("\"'") for word in given.split(",")]
         if sign != "in" and len(words) > 1:
             raise JobError(f"'{text}' has several values", key=key, fix=f"Write {quantity} in {given}")
         if quantity in WORDS and sign not in ("=", "==", "!=", "in"):
-            raise JobError(f"'{text}' orders words", key=key, fix=f"Write {quantity} in {given}")
+            raise JobError(f"'{text}' compares words by size", key=key, fix=f"Write {quantity} in {given}")
         return Constraint(quantity, sign, tuple(_value(quantity, word, text) for word in words), text.strip())
 
-    def holds(self, found: Any) -> Any:
-        """Whether a quantity (or, element by element, a column of it) is as asked."""
+    def holds(self, measured: Any) -> Any:
+        """Return True if the quantity ``measured`` meets the constraint; for an array, element by
+        element."""
         if self.sign != "in":
-            return SIGNS[self.sign](found, self.values[0])
-        result = found == self.values[0]
+            return SIGNS[self.sign](measured, self.values[0])
+        result = measured == self.values[0]
         for value in self.values[1:]:
-            result = result | (found == value)
+            result = result | (measured == value)
         return result
 
 
 def size_of(word: str) -> float | None:
-    """Bytes, of a number with or without a unit; None of what is no size.
+    """Return the bytes that a number with or without a unit means; None if the text is not a size.
 
     >>> size_of("1.5 KiB"), size_of("1.5 miles")
     (1536.0, None)
@@ -132,38 +134,41 @@ def _value(quantity: str, word: str, text: str) -> float:
 # ---- memory that stays free ----
 
 SURE = 0.9
-"""How likely a plan is to fit, unless a job says otherwise."""
+"""Probability with which a plan is to fit, unless a job sets another margin."""
 MARGINS = ("auto", "safest", "fastest")
 MARGIN_KEY = "plan.memory_margin"
 
 
 @dataclass(frozen=True)
 class Margin:
-    """What is left free: so much that a plan is ``sure`` to fit (0: whatever its band), a share of what may
-    be filled, and bytes. safest: most room counts for more than a little time."""
+    """Memory that a plan leaves free: enough to fit with probability ``confidence`` (0: no
+    allowance for uncertainty), plus a share of usable memory, plus bytes. safest: more free memory
+    is worth a little more time."""
 
-    sure: float = 0.0
+    confidence: float = 0.0
     share: float = 0.0
     size: float = 0.0
     safest: bool = False
 
     @staticmethod
-    def parse(said: float | str) -> Margin:
-        """Of the setting. Raises JobError for what is none.
+    def parse(setting: float | str) -> Margin:
+        """Return the margin of the setting ``plan.memory_margin``. Raises JobError for a value that
+        is not allowed.
 
         >>> Margin.parse("4 GiB"), Margin.parse(0.05), Margin.parse("fastest")
-        (Margin(sure=0.0, share=0.0, size=4294967296.0, safest=False), \
-Margin(sure=0.0, share=0.05, size=0.0, safest=False), Margin(sure=0.0, share=0.0, size=0.0, safest=False))
+        (Margin(confidence=0.0, share=0.0, size=4294967296.0, safest=False), \
+Margin(confidence=0.0, share=0.05, size=0.0, safest=False), \
+Margin(confidence=0.0, share=0.0, size=0.0, safest=False))
         """
-        if said in ("auto", "safest"):
-            return Margin(sure=SURE, safest=said == "safest")
-        if said == "fastest":
+        if setting in ("auto", "safest"):
+            return Margin(confidence=SURE, safest=setting == "safest")
+        if setting == "fastest":
             return Margin()
-        if isinstance(said, str) and said.strip()[-1:].isalpha() and (size := size_of(said)) is not None:
+        if isinstance(setting, str) and setting.strip()[-1:].isalpha() and (size := size_of(setting)) is not None:
             return Margin(size=size)
-        if not isinstance(said, str) and 0 <= said < 1:
-            return Margin(share=float(said))
-        shown = f"'{said}'" if isinstance(said, str) else f"{said:g}"
+        if not isinstance(setting, str) and 0 <= setting < 1:
+            return Margin(share=float(setting))
+        shown = f"'{setting}'" if isinstance(setting, str) else f"{setting:g}"
         words = ", ".join(f'"{word}"' for word in MARGINS)
         raise JobError(
             f"{shown} is not allowed",
@@ -171,23 +176,23 @@ Margin(sure=0.0, share=0.05, size=0.0, safest=False), Margin(sure=0.0, share=0.0
             fix=f'Allowed: {words}, a share from 0 to below 1, or bytes as "4 GiB"',
         )
 
-    def kept(self, deviation: Any, usable: float) -> Any:
-        """Bytes that stay free. deviation: standard deviation of the plan's memory, or a column of them.
-        usable: bytes that a plan may fill."""
-        quantile = NormalDist().inv_cdf(self.sure) if self.sure else 0.0
+    def reserved_bytes(self, deviation: Any, usable: float) -> Any:
+        """Return the bytes that stay free. deviation: standard deviation of the plan's memory in
+        bytes, or an array of them. usable: bytes that a plan may fill."""
+        quantile = NormalDist().inv_cdf(self.confidence) if self.confidence else 0.0
         return quantile * deviation + (self.share * usable + self.size)
 
     @property
-    def why(self) -> str:
-        """What it is for, or who says so.
+    def reason(self) -> str:
+        """Reason for the margin, as a phrase for messages.
 
-        >>> Margin(sure=0.9).why, Margin(share=0.05).why
+        >>> Margin(confidence=0.9).reason, Margin(share=0.05).reason
         ('to be 90% sure that it fits', 'as plan.memory_margin = 0.05 says')
         """
-        if self.sure:
-            return f"to be {self.sure:.0%} sure that it fits"
+        if self.confidence:
+            return f"to be {self.confidence:.0%} sure that it fits"
         return f"as {MARGIN_KEY} = {in_bytes(int(self.size)) if self.size else f'{self.share:g}'} says"
 
 
 NO_MARGIN = Margin()
-"""Nothing stays free."""
+"""A margin that leaves no memory free."""

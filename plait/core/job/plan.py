@@ -1,12 +1,13 @@
-"""Plan: everything a run obeys, complete, in one versioned JSON file with a content hash.
+"""Plan: everything that a run obeys, in one versioned JSON file with a content hash.
 
-``plait.plan.make`` makes it from a job and a cluster, before any rank starts. What it leaves open, because
-only timed steps can tell, stands in ``choices``; ``refine`` (``core.job.refine``) closes it once. The hash
-stands in the file; ``key``, of what ranks do in a step, is stamped on checkpoints and timelines. The runtime
-never amends a plan: where it cannot do what the plan says, it stops.
+``plait.plan.make`` makes it from a job and a cluster, before any rank starts. Decisions that need
+timed steps stay open in ``choices``; ``refine`` (``core.job.refine``) closes them once. The hash is
+in the file; ``key``, a hash of what ranks do in a step, is stamped on checkpoints and timelines.
+The runtime never changes a plan: where it cannot do what the plan says, it stops.
 
-The lists of segment ops that ranks run are not in the file. They are a function of what is (``segment_lists``
-of model, strategy, stage and costs); at start ranks compare the hashes of the lists that they made.
+The instruction lists of segment ops are not in the file. They are a function of its content
+(``orders.overlap`` of model, strategy, stage and costs); at start ranks compare the hashes of their
+lists.
 """
 
 from __future__ import annotations
@@ -16,28 +17,26 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from plait.core.base.codec.data import Natural, decode
 from plait.core.base.codec.stamped import Stamp, digest
 from plait.core.base.errors import JobError, PlaitError
 from plait.core.base.files import replacing
 from plait.core.cluster.hardware import Hosts
-from plait.core.job.chosen import By as By
-from plait.core.job.chosen import chosen_by as chosen_by
-from plait.core.job.chosen import told_by as told_by
-from plait.core.job.chosen import told_left_out as told_left_out
-from plait.core.job.renamed import renamed
-from plait.core.job.settings import Seed
+from plait.core.job.data_settings import DataSection
+from plait.core.job.open_keys import MICRO
+from plait.core.job.settings import PLANNABLE, RunSection, Seed, StrategySection
 from plait.core.job.spec import Job
+from plait.core.job.train_settings import TrainSection
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.reshard.plan import ReshardPlan, Written
+from plait.core.step.orders.segment_costs import SegmentCosts
 from plait.core.step.schedule import Edge
 from plait.core.step.schedules import parse_schedule
-from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.stages import split_layers
 from plait.core.step.step import Step, Workload
 
@@ -48,14 +47,21 @@ STAMP = Stamp(
     edited="Change the job file instead and plan again",
 )
 Reshards = Mapping[Edge, Mapping[str, ReshardPlan]]
-"""By (source stage, target stage), both directions: the plan of each tensor that crosses, by its name."""
+"""Resharding plans by (source stage, target stage), both directions, and then by the name of the
+tensor that crosses."""
+
+
+Origin = Literal["given", "searched", "timed", "default"]
+"""Origin of a setting. ``given``: the job sets it. ``searched``: the planner chose it. ``timed``:
+timed steps before training choose it. ``default``: the job has the table and leaves the key out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What timed steps are to choose. strategies: candidates that differ in slices and sequence parallelism.
-    shard_overlap: which of sharding's communication overlaps computation. slack: slack-1f1b's, of every
-    boundary. compile, cuda_graphs: whether to."""
+    """Decisions that timed steps are to make. strategies: candidates that differ in slices and
+    sequence parallelism. shard_overlap: which communication of sharded data parallelism overlaps
+    computation. slack: the slack of slack-1f1b at every boundary between stages. compile,
+    cuda_graphs: whether to use them."""
 
     strategies: tuple[Strategy, ...] = ()
     shard_overlap: bool = False
@@ -65,20 +71,37 @@ class Choices:
 
     @property
     def any(self) -> bool:
-        """Whether anything is to be chosen."""
+        """True if any decision is open."""
         return bool(self.strategies) or self.shard_overlap or self.slack or self.compile or self.cuda_graphs
+
+
+class RunSettings(NamedTuple):
+    """Tables of the job that ranks use, as they were when the plan was made."""
+
+    train: TrainSection
+    data: DataSection
+    run: RunSection
+    micro_batch: int
+    devices: str | None
+    """Path of the cluster's file, which describes devices."""
+
+    @classmethod
+    def of(cls, job: Job) -> RunSettings:
+        """Return the tables of a job."""
+        return cls(job.train, job.data, job.run, job.micro_batch, job.cluster.file)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Step):
-    """What every rank does: a step, and what a run needs beside it. job: None for a plan that was made
-    without a job file.
+    """Work of every rank: a step, and what a run needs besides. job: None for a plan that was made
+    without a job file. settings: tables of this job, read once; ranks read these and not the job.
 
-    schedule: with transfers. reshards: how tensors [S, B, H] of a micro-batch go from stage to stage, by
-    whether the residual stream is sequence-parallel; empty on one place. seed: of initial weights and
-    dropout. origin: ``intent`` of the plan that this one was refined from. notes: for people (how slices were
-    chosen, on what device), chosen: who chose which key, hosts: what it was planned to run on, None where
-    nobody knows their links; none of these is part of the hash.
+    schedule: with transfers. reshards: how tensors [S, B, H] of a micro-batch are resharded from
+    stage to stage, by whether the residual stream is sequence-parallel; empty for a single pipeline
+    rank. seed: of initial weights and dropout. origin: ``intent`` of the plan from which this one
+    was refined. notes: for people (how slices were chosen, on what device). chosen: origin of each
+    key. hosts: hosts that it was planned for, None if their links are unknown. notes, chosen and
+    hosts are not part of the hash.
     """
 
     job: Job | None = None
@@ -87,10 +110,13 @@ class Plan(Step):
     choices: Choices = field(default_factory=Choices)
     origin: str = ""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
-    chosen: Mapping[str, By] = field(default_factory=dict[str, By])
+    chosen: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     hosts: Hosts | None = None
+    settings: RunSettings | None = field(init=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.job:
+            object.__setattr__(self, "settings", RunSettings.of(self.job))
         places, shape = (
             len(self.layout.degrees),
             f"{len(self.schedule.ranks)} places, {self.schedule.num_stages} stages",
@@ -106,26 +132,27 @@ class Plan(Step):
 
     @cached_property
     def hash(self) -> str:
-        """sha256 over the content, 64 hex digits: stands in the plan's file."""
+        """sha256 over the content, 64 hex digits, as written in the plan's file."""
         return digest(self.to_dict())
 
     @cached_property
     def key(self) -> str:
-        """sha256 over what ranks do in a step, and where. Records and checkpoints are stamped with it: jobs
-        that differ in how long they run, what they log or how fast they learn have the same."""
-        return digest({key: value for key, value in self.to_dict().items() if key not in ("job", "origin")})
+        """sha256 over what ranks do in a step, and where. Records and checkpoints are stamped with
+        it. Jobs that differ only in run length, logging or learning rates have the same key."""
+        return digest(self._steps())
 
     @cached_property
     def intent(self) -> str:
-        """sha256 over what decides how steps are computed, before anything was measured: equal plans of a job
-        that differs only in how long it runs, or in names."""
+        """sha256 over what decides how steps are computed, before any measurement. Plans of jobs
+        that differ only in run length or names have the same intent."""
         values = self.to_dict() | {"job": self.job.fingerprint if self.job else None}
         return self.origin or digest({key: value for key, value in values.items() if key != "origin"})
 
     def continued(self, file: Path) -> Plan:
-        """The plan with which a run goes on whose folder has ``file``: the one that an earlier start has
-        refined, if it was made with the same intent; else this one, and the run goes on in another shape.
-        Raises JobError for a plan that cannot be read or belongs to another job."""
+        """Return the plan with which a run goes on. file: the plan in the run's folder. If an
+        earlier start has refined it with the same intent, the run goes on with it; else with this
+        plan, in another shape. Raises JobError for a plan that cannot be read or belongs to another
+        job."""
         old = self.of_the_same_job(file)
         return (
             replace(old, job=self.job, chosen=self.chosen, hosts=self.hosts)
@@ -134,7 +161,8 @@ class Plan(Step):
         )
 
     def of_the_same_job(self, file: Path) -> Plan | None:
-        """The plan in ``file``, if there is one. Raises JobError as ``read`` does, and for another job's."""
+        """Return the plan in ``file``, or None if there is no such file. Raises JobError as
+        ``read`` does, and for a plan of another job."""
         if not file.is_file():
             return None
         try:
@@ -155,7 +183,7 @@ class Plan(Step):
             partial.write_text(self.to_json())
 
     def to_json(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         place = self.job.to_dict().get("place") if self.job else None
         beside = {"notes": dict(self.notes), "chosen": dict(self.chosen)} | ({"place": place} if place else {})
         beside |= {"hosts": asdict(self.hosts)} if self.hosts else {}
@@ -163,18 +191,22 @@ class Plan(Step):
 
     @staticmethod
     def read(path: Path) -> Plan:
-        """Raises JobError for a file that is no plan, of another version, or edited by hand."""
+        """Return the plan in a file. Raises JobError for a file that is not a plan, has another
+        version, or was edited by hand."""
         return Plan.from_json(STAMP.text(path), str(path))
 
     @staticmethod
     def from_json(text: str, file: str) -> Plan:
-        """A plan from the text of ``file``, with the errors of ``read``."""
+        """Return the plan in the text of ``file``. Raises JobError as ``read`` does."""
         return STAMP.opened(text, file, Plan.from_dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The content as plain values, for JSON; ``from_dict`` reads them back."""
+        """Return the content as plain values for JSON; ``from_dict`` reads them back."""
+        return {"job": self.job.planned if self.job else None, **self._steps(), "origin": self.origin}
+
+    def _steps(self) -> dict[str, Any]:
+        """Return the part of the content that determines what ranks do in a step, and where."""
         return {
-            "job": self.job.planned if self.job else None,
             "model": self.model.to_dict(),
             "workload": self.workload.to_dict(),
             "strategy": self.strategy.to_dict(),
@@ -186,13 +218,12 @@ class Plan(Step):
             "costs": asdict(self.costs) if self.costs else None,
             "seed": self.seed,
             "choices": asdict(self.choices),
-            "origin": self.origin,
         }
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Plan:
-        """A plan from plain values, which anybody may have written, as ``to_dict`` makes them. Raises
-        JobError naming the key."""
+        """Return the plan in plain values, which may come from anywhere, in the form of
+        ``to_dict``. Raises JobError naming the key."""
         file = decode(_File, values)
         if (layers := sum(file.stage_layers)) != file.model.num_layers:
             raise JobError(f"{layers} layers, and the model has {file.model.num_layers}", key="stage_layers")
@@ -212,13 +243,14 @@ class Plan(Step):
 
 @dataclass(frozen=True)
 class _WrittenBoundaries:
-    """Resharding plans, each once, and the number of every edge's, by what crosses it."""
+    """Resharding plans, each written once, and for every edge and tensor the number of its plan."""
 
     plans: tuple[Written, ...]
     edges: dict[str, dict[str, Natural]]
 
     def read(self) -> Reshards:
-        """By edge. Raises LookupError or ValueError for an edge that is none."""
+        """Return the resharding plans by edge. Raises LookupError or ValueError for an edge that is
+        not valid."""
         plans = [one.read() for one in self.plans]
         found: dict[Edge, dict[str, ReshardPlan]] = {}
         for key, named in self.edges.items():
@@ -229,7 +261,7 @@ class _WrittenBoundaries:
 
 @dataclass(frozen=True)
 class _File:
-    """What stands in the file, beside version and hash."""
+    """Content of a plan's file, besides version and hash."""
 
     job: dict[str, Any] | None
     model: ModelSpec
@@ -245,7 +277,7 @@ class _File:
     choices: Choices
     origin: str
     notes: dict[str, str]
-    chosen: dict[str, By] = field(default_factory=dict[str, By])
+    chosen: dict[str, Origin] = field(default_factory=dict[str, Origin])
     place: dict[str, Any] = field(default_factory=dict[str, Any])
     """The job's [place]."""
     hosts: Hosts | None = None
@@ -253,17 +285,18 @@ class _File:
 
 _AS_WRITTEN = ("model", "workload", "strategy", "layout", "shardings", "costs", "seed", "choices", "origin", "notes",
                "chosen", "hosts")  # fmt: skip
-"""What a plan and its file have alike."""
+"""Fields that a plan and its file have in common."""
 
 
 CHANGED = "changed"
-"""The note that says which settings a run goes on with are others than at the start before."""
+"""Key of the note that lists the settings that changed since the run's previous start."""
 NAMED = 3
-"""Settings that are named when a folder holds a run of another job."""
+"""Most settings that are named when a folder holds a run of another job."""
 
 
 def _another(old: Job | None, new: Job | None) -> str:
-    """In what two jobs differ that a run cannot change on its way; empty if in nothing."""
+    """Return the differences between two jobs that a run cannot adopt when it goes on; empty if
+    there are none."""
     if old is None or new is None:
         return "" if old is new else "one of the two was planned without a job file"
     wrong = [str(one) for one in new.changes(old) if not one.allowed]
@@ -273,14 +306,15 @@ def _another(old: Job | None, new: Job | None) -> str:
 
 def _job(values: dict[str, Any]) -> Job:
     try:
-        return Job.from_dict(renamed(values))
+        return Job.from_dict(values)
     except JobError as error:
         key = f"job.{error.key}" if error.key else "job"
         raise JobError(error.problem, file=error.file, key=key, fix=error.fix) from None
 
 
 def _pack(reshards: Reshards) -> dict[str, Any]:
-    """Boundaries between equal meshes share their plans, so each plan is written once: by number."""
+    """Return plain values in which each plan is written once and has a number: boundaries between
+    equal meshes share their plans."""
     numbers: dict[str, int] = {}
     plans: list[dict[str, Any]] = []
     edges: dict[str, dict[str, int]] = {}
@@ -291,3 +325,56 @@ def _pack(reshards: Reshards) -> dict[str, Any]:
                 plans.append(plan.to_dict())
             edges.setdefault(f"{a}>{b}", {})[name] = numbers[plan.key]
     return {"plans": plans, "edges": edges}
+
+
+# ---- origins of settings ----
+
+
+def setting_origins(job: Job) -> dict[str, Origin]:
+    """Return the origin of every key, with ``[strategy]`` before keys of other tables.
+
+    >>> job = Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"tp": 4, "pp": "auto"}})
+    >>> by = setting_origins(job)
+    >>> by["strategy.tp"], by["strategy.pp"], by["strategy.dp"], by["train.micro_batch_size"]
+    ('given', 'searched', 'default', 'searched')
+    """
+    found: dict[str, Origin] = {}
+    keys = [*((f"strategy.{key}", job.strategy, key) for key in StrategySection.model_fields)]
+    for key, section, name in (*keys, (MICRO, job.train, MICRO.partition(".")[2])):
+        if key in job.open:
+            found[key] = "searched"
+        elif getattr(section, name) == "auto" or (name == "slack" and job.measures_slack):
+            found[key] = "timed"
+        else:
+            found[key] = "given" if name in section.model_fields_set else "default"
+    return found
+
+
+def format_origins(chosen: Mapping[str, Origin]) -> str:
+    """Return a sentence that lists keys by origin.
+
+    >>> format_origins({"strategy.tp": "given", "strategy.dp": "default", "strategy.pp": "default"})
+    'strategy: given tp; default dp, pp'
+    """
+    by: dict[str, list[str]] = {}
+    for key, who in chosen.items():
+        by.setdefault(who, []).append(key.removeprefix("strategy."))
+    order = ("given", "searched", "timed", "default")
+    return "strategy: " + "; ".join(f"{who} {', '.join(by[who])}" for who in order if who in by)
+
+
+def format_defaults(job: Job) -> str:
+    """Return a sentence on keys of ``[strategy]`` that the planner could choose and that the job
+    leaves at their defaults; empty if there are none.
+
+    >>> format_defaults(Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"compile": True}}))[:50]
+    '[strategy] leaves out tp, dp, pp, schedule, virtua'
+    """
+    found = setting_origins(job)
+    keys = [key for key in PLANNABLE if found[f"strategy.{key}"] == "default"]
+    if not keys:
+        return ""
+    return (
+        f"[strategy] leaves out {', '.join(keys)}: each has its default and is not searched; auto leaves it to the "
+        "planner"
+    )

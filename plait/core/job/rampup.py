@@ -1,8 +1,9 @@
-"""Batch ramp-up: how many sequences each step of a run has.
+"""Batch ramp-up: the number of sequences of each step of a run.
 
-The rule is Megatron-LM's (``--rampup-batch-size``): the batch begins with ``start`` sequences and grows by
-``increment`` to ``train.global_batch_size``, in equal shares of the first ``samples`` sequences. A step never
-changes size halfway. So a step's batch, and the sequence it begins with, follow from its number alone.
+The rule is Megatron-LM's (``--rampup-batch-size``): the batch begins with ``start`` sequences and
+grows by ``increment`` to ``train.global_batch_size``, in equal shares of the first ``samples``
+sequences. The batch never changes within a step. So a step's batch and its first sequence follow
+from the step's number alone.
 """
 
 from __future__ import annotations
@@ -22,27 +23,31 @@ if TYPE_CHECKING:
 
 KEY = "train.rampup_batch_size"
 MOST_SIZES = 1_000
-"""Batch sizes of a ramp."""
+"""Most batch sizes of a ramp-up."""
 
 
 class RampupSection(Section):
-    """A batch that grows over the first sequences of a run, as Megatron-LM's ``--rampup-batch-size``."""
+    """A batch that grows over the first sequences of a run, as Megatron-LM's
+    ``--rampup-batch-size``."""
 
     start: Count
     """Sequences of the first step."""
     increment: Count
-    """So many more each time, until the batch is ``global_batch_size``."""
+    """Sequences by which the batch grows each time, until it is ``global_batch_size``."""
     samples: Count
-    """Sequences of the run over which it grows; each size has an equal share of them."""
+    """Sequences of the run over which the batch grows; each batch size gets an equal share of
+    them."""
 
     @property
     def shared(self) -> int:
-        """What replicas and micro-batches share out evenly, whatever the step."""
+        """Greatest common divisor of all batch sizes: replicas and micro-batches must divide it
+        evenly."""
         return math.gcd(self.start, self.increment)
 
 
 class BatchStretch(NamedTuple):
-    """Steps with batches of one size: the first of them, and the sequence that it begins with."""
+    """Consecutive steps of one batch size: their first step, the first sequence of that step, and
+    the batch size."""
 
     step: int
     sequence: int
@@ -51,7 +56,8 @@ class BatchStretch(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Of every step, counted from 0. stretches: in their order; the last has no end.
+    """Batch sizes of all steps, counted from 0. stretches: in order of steps; the last stretch has
+    no end.
 
     >>> sizes = BatchSizes.of(8, RampupSection(start=2, increment=3, samples=10))
     >>> [sizes.at(step) for step in range(6)], [sizes.before(step) for step in range(6)]
@@ -62,32 +68,33 @@ class BatchSizes:
 
     @staticmethod
     def of(batch: int, rampup: RampupSection | None) -> BatchSizes:
-        """Of steps of ``batch`` sequences after the ramp, if there is one."""
+        """Return the batch sizes of a run with ``batch`` sequences a step, after the ramp-up if
+        there is one."""
         if rampup is None:
             return BatchSizes((BatchStretch(0, 0, batch),))
         return _ramped(rampup.start, rampup.increment, rampup.samples, batch)
 
     @property
     def ramped(self) -> int:
-        """The first step that has the whole batch."""
+        """The first step with the whole batch."""
         return self.stretches[-1].step
 
     def at(self, step: int) -> int:
-        """Sequences of a step."""
+        """Return the number of sequences of a step."""
         return self._stretch(step).batch
 
     def before(self, step: int) -> int:
-        """Sequences of all steps before this one."""
+        """Return the number of sequences of all earlier steps."""
         found = self._stretch(step)
         return found.sequence + (step - found.step) * found.batch
 
     def within(self, sequences: int) -> int:
-        """How many first steps have at most so many sequences together."""
+        """Return the number of first steps that have at most ``sequences`` sequences together."""
         found = next(one for one in reversed(self.stretches) if one.sequence <= sequences)
         return found.step + (sequences - found.sequence) // found.batch
 
     def steps_for(self, sequences: int) -> int:
-        """How many first steps have at least so many."""
+        """Return the number of first steps that have at least ``sequences`` sequences together."""
         return self.within(sequences - 1) + 1 if sequences > 0 else 0
 
     def _stretch(self, step: int) -> BatchStretch:
@@ -100,7 +107,8 @@ def _ramped(start: int, increment: int, samples: int, batch: int) -> BatchSizes:
 
 
 def _stretches(start: int, increment: int, samples: int, last: int) -> Iterator[BatchStretch]:
-    """Every size that some step has: where steps are larger than a size's share, it has none."""
+    """Yield the steps of each batch size. A size gets no step if steps of earlier sizes already
+    cover its share of the sequences."""
     step, seen, count = 0, 0, min(MOST_SIZES, max(0, last - start) // increment)
     for number in range(count):
         batch, until = start + number * increment, -(-samples * (number + 1) // count)
@@ -112,7 +120,7 @@ def _stretches(start: int, increment: int, samples: int, last: int) -> Iterator[
 
 
 def check_rampup(job: Job) -> None:
-    """Raise JobError for a ramp whose steps cannot all be run as the strategy has it."""
+    """Raise JobError for a ramp-up with a step that the strategy cannot run."""
     rampup, batch, dp = job.train.rampup_batch_size, job.train.global_batch_size, job.degrees[0][0]
     if rampup is None:
         return
@@ -131,7 +139,8 @@ def check_rampup(job: Job) -> None:
 
 
 def _check_micro_batches(rampup: RampupSection, micro: int, dp: int, *, left_open: bool) -> None:
-    """Every step has whole micro-batches of one size: a few at first, and more of them later."""
+    """Raise JobError unless every step has whole micro-batches of one size: few at first, more
+    later."""
     shared = rampup.shared
     fitting: list[dict[str, Any]] = []
     if shared % dp == 0:

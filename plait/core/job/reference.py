@@ -1,5 +1,6 @@
-"""The settings of a job file, as they can be looked up: made from the types, defaults and docstrings of the
-sections, so that it cannot differ from what ``Job`` takes; and what other frameworks call them."""
+"""The reference of a job file's settings. It is made from types, defaults and docstrings of the
+sections, so that it cannot differ from what ``Job`` accepts. It also has the settings' names in
+other frameworks."""
 
 from __future__ import annotations
 
@@ -8,18 +9,18 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from itertools import pairwise
 from types import NoneType
 from typing import Any, TypeGuard, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
-from plait.core.base.codec.data import Also, allowed
+from plait.core.base.codec.data import ExtraValue, allowed
 from plait.core.base.codec.toml_text import show
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import JobError, nearest
-from plait.core.job.peers import PEERS, VALUES, key_of
-from plait.core.job.renamed import KEYS
+from plait.core.job.framework_names import PEERS, VALUES, key_of
 from plait.core.job.spec import Job
 from plait.core.model.families import MODEL_TYPES
 from plait.core.model.spec import ModelSpec
@@ -30,7 +31,8 @@ PEERS_COMMAND = "plait job --peers > docs/reference/coming-from.md"
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. default: as TOML; empty if it must be given, ``-`` if it may be left out and has none."""
+    """One setting. default: as TOML; empty if the setting is required, ``-`` if it is optional and
+    has no default."""
 
     name: str
     allowed: str
@@ -38,22 +40,23 @@ class Setting:
     meaning: str
 
     def lines(self) -> str:
-        """For a terminal: what may be written, and what it does."""
+        """Return the text for a terminal: accepted values, default and meaning."""
         default = {"": "needed", "-": "not set by default"}.get(self.default, f"default {self.default}")
         return f"{self.name}: {self.allowed} ({default}). {self.meaning}"
 
 
 @dataclass(frozen=True)
 class SettingsTable:
-    """A section of the file."""
+    """One section of the job file with its keys."""
 
     name: str
     meaning: str
     keys: tuple[Setting, ...]
 
 
+@cache
 def reference() -> tuple[SettingsTable, ...]:
-    """Every section with its keys, in the order of the file."""
+    """Return every section with its keys, in the order of the job file."""
     found = [SettingsTable("model", _words(_MODEL), (*_MODEL_KEYS, *_shapes()))]
     for name, field in Job.model_fields.items():
         if _is_section(section := field.annotation):
@@ -61,36 +64,34 @@ def reference() -> tuple[SettingsTable, ...]:
     return tuple(found)
 
 
-def look_up(asked: str) -> SettingsTable | tuple[Setting, ...]:
-    """A section, or the keys that ``asked`` may mean: the whole name or parts of it in order, such as
-    ``steps``, ``slices.batch``.
+def look_up(query: str) -> SettingsTable | tuple[Setting, ...]:
+    """Return the section called ``query``, or the settings that ``query`` may mean: a whole name,
+    or parts of it in order, such as ``steps``, ``slices.batch``.
 
     Raises JobError with the nearest known name.
     """
     tables = reference()
     for table in tables:
-        if asked in (table.name, f"[{table.name}]"):
+        if query in (table.name, f"[{table.name}]"):
             return table
     keys = [key for table in tables for key in table.keys]
-    parts = asked.split(".")
-    if asked in KEYS:
-        raise JobError(f"is called {KEYS[asked]} now", key=asked, fix=f"Ask for {KEYS[asked]}")
-    exact = tuple(key for key in keys if key.name == asked or key.name.startswith(asked + "."))
-    # `part in rest` moves on behind what it finds: the parts must come in this order, the last one last.
+    parts = query.split(".")
+    exact = tuple(key for key in keys if key.name == query or key.name.startswith(query + "."))
+    # `part in rest` consumes the iterator up to the match: parts must occur in this order, the last one last.
     like = (key for key in keys for rest in [iter(key.name.split("."))] if all(part in rest for part in parts))
     found = exact or tuple(key for key in like if key.name.split(".")[-1] == parts[-1])
-    if not found and (own := key_of(asked)):
-        raise JobError(f"is called {own} here", key=asked, fix=f"Ask for {own}")
+    if not found and (own := key_of(query)):
+        raise JobError(f"is called {own} here", key=query, fix=f"Ask for {own}")
     if not found:
         known = [*(table.name for table in tables), *(key.name for key in keys)]
         last = {name.split(".")[-1]: name for name in known}
-        close = nearest(asked, known) or nearest(parts[-1], last)
-        raise JobError(f"no setting has this name{close}", key=asked, fix="plait job shows all of them")
+        close = nearest(query, known) or nearest(parts[-1], last)
+        raise JobError(f"no setting has this name{close}", key=query, fix="plait job shows all of them")
     return found
 
 
 def markdown() -> str:
-    """``docs/job.md``."""
+    """Return the text of ``docs/job.md``."""
     lines = [_HEAD.format(command=COMMAND, example=(specs_folder() / "jobs" / "quickstart.toml").read_text().strip())]
     for table in reference():
         lines += ["", f"## [{table.name}]", "", _ticks(table.meaning), ""]
@@ -103,7 +104,7 @@ def markdown() -> str:
 
 
 def coming_from() -> str:
-    """``docs/reference/coming-from.md``."""
+    """Return the text of ``docs/reference/coming-from.md``."""
     lines = [_PEERS_HEAD.format(command=PEERS_COMMAND)]
     for key, row in PEERS.items():
         flags = " ".join(f"--{flag}" for flag in row.megatron.split())
@@ -129,18 +130,19 @@ def _keys(prefix: str, section: type[BaseModel]) -> Iterator[Setting]:
 
 
 def _alternatives(annotation: Any, limits: list[Any], name: str) -> str:
-    """As ``allowed``, with a table's keys left to their own lines."""
+    """Return the accepted values as ``allowed`` does, but without the keys of a table, which have
+    lines of their own."""
     parts = [part for part in get_args(annotation) if part is not NoneType]
     if not any(_is_section(part) for part in parts):
         return allowed(annotation, limits)
     if get_origin(annotation) in (tuple, list):
         return f"a list, each a table [{name}]"
     words = [f"a table [{name}]" if _is_section(part) else allowed(part) for part in parts]
-    return " or ".join([*words, *(show(str(word)) for word in limits if isinstance(word, Also))])
+    return " or ".join([*words, *(show(str(word)) for word in limits if isinstance(word, ExtraValue))])
 
 
 def _shapes() -> Iterator[Setting]:
-    """The keys that are a ``ModelSpec``'s fields."""
+    """Yield the settings of ``[model]`` that are fields of ``ModelSpec``."""
     types, meanings = get_type_hints(ModelSpec), _docstrings(ModelSpec)
     for field in fields(ModelSpec):
         default = "" if field.default is MISSING else "-" if field.default is None else _toml(field.default)
@@ -148,7 +150,7 @@ def _shapes() -> Iterator[Setting]:
 
 
 def _docstrings(owner: type) -> dict[str, str]:
-    """The texts below a class's attributes."""
+    """Return the docstrings below a class's fields, by field."""
     (body,) = (
         node.body
         for node in ast.parse(textwrap.dedent(inspect.getsource(owner))).body
@@ -207,7 +209,7 @@ A relative path in a file is meant from that file's folder, one on the command l
 ```toml
 {example}
 ```"""
-_PEERS_HEAD = """<!-- Made from the table in plait/core/job/peers.py: do not edit, run
+_PEERS_HEAD = """<!-- Made from the table in plait/core/job/framework_names.py: do not edit, run
      {command} -->
 # Coming from another framework
 

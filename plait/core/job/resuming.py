@@ -1,4 +1,4 @@
-"""What becomes of a setting that is another when a run goes on: a row for every key of [train] and
+"""Effects of settings that changed when a run goes on: a row for every key of [train] and
 [strategy]."""
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any, Literal, cast
 from plait.core.base.numbers import shown
 
 Effect = Literal["at once", "noted", "another shape", "refused"]
-"""``at once``: it changes no number of a step. ``noted``: later steps compute other numbers from the same
-state; a line says so, and so does the run's history. ``another shape``: the run is planned anew, and goes on
-with the same numbers but for rounding. ``refused``: with its key and both values."""
+"""Effect of a changed setting. ``at once``: no number of a step changes. ``noted``: later steps
+compute other numbers from the same state; a log line and the run's history note it. ``another
+shape``: the run is planned anew, and goes on with the same numbers but for rounding. ``refused``:
+an error, with the key and both values."""
 
 TRAIN: Mapping[str, Effect] = {
     "steps": "at once",
@@ -47,20 +48,21 @@ TRAIN: Mapping[str, Effect] = {
     "log_every": "at once",
     "init_from": "refused",
 }
-"""Of [train]. A batch of another size begins with the sequence after the last that was trained on. So does
-one of another ramp, whose sizes are counted from the first step of the run."""
+"""Effects of changed keys of [train]. A batch of another size begins with the sequence after the
+last that was trained on. So does a batch of another ramp-up, whose sizes are counted from the first
+step of the run."""
 DATA: Mapping[str, Effect] = {"sources": "noted", "eval": "at once"}
-"""Of [data]; its other keys decide what a position in the data means, and are refused. Sources may be added
-and weights changed: every source goes on where it was."""
+"""Effects of changed keys of [data]. Its other keys decide what a position in the data means, and
+are refused. Sources may be added and weights changed: every source goes on at its position."""
 STRATEGY: Effect = "another shape"
-"""Of every key of [strategy]."""
-OTHERS: Mapping[str, Effect] = {"model": "refused"}
-"""Of tables whose keys are all alike; those that are not here are about where a run is, not what it
-computes."""
+"""Effect of any changed key of [strategy]."""
+SECTIONS: Mapping[str, Effect] = {"model": "refused"}
+"""Effects of tables whose keys are all alike. Tables that are not listed are about where a run is,
+not what it computes."""
 
 
 def effect_of(key: str) -> Effect:
-    """Of ``section.key``, or of a key within that.
+    """Return the effect of a change of ``section.key``, or of a key within that.
 
     >>> [effect_of(key) for key in ("train.muon.momentum", "model.hidden", "strategy.tp", "run.name")]
     ['noted', 'refused', 'another shape', 'at once']
@@ -70,24 +72,24 @@ def effect_of(key: str) -> Effect:
         return TRAIN[name.partition(".")[0]]
     if section == "data":
         return DATA.get(name.partition(".")[0], "refused")
-    return STRATEGY if section == "strategy" else OTHERS.get(section, "at once")
+    return STRATEGY if section == "strategy" else SECTIONS.get(section, "at once")
 
 
-def leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """The values of nested tables, each by its key with dots."""
+def flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables, each with its dotted key."""
     for name, value in table.items():
         key, inner = f"{prefix}.{name}", dict[str, Any]()
         if isinstance(value, Mapping):
             inner = dict(cast("Mapping[str, Any]", value))
         if inner and not any("." in one for one in inner):
-            yield from leaves(inner, key)
+            yield from flatten(inner, key)
         else:
             yield key, value
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that is another than before. allowed: it may be, when a run goes on.
+    """A setting that differs from before. allowed: True if a run may go on with the change.
 
     >>> str(Change("train.clip_grad", 1.0, 0.5, True))
     'train.clip_grad was 1.0 and is 0.5'
@@ -110,16 +112,17 @@ def _was(before: Any, now: Any) -> str:
 
 
 def _tables(before: Any, now: Any) -> list[str]:
-    """What is another in a list of tables with paths, as sources of data are; empty for other values.
+    """Return the differences between two lists of tables with paths, such as sources of data; empty
+    for other values.
 
     >>> _tables([{"path": "/a", "weight": 1.0}], [{"path": "/b"}, {"path": "/a", "weight": 2.0}])
-    ["'/b' came", "weight of '/a' was 1.0 and is 2.0"]
+    ["'/b' was added", "weight of '/a' was 1.0 and is 2.0"]
     """
     old, new = (_by_path([] if value is None else value) for value in (before, now))
     if old is None or new is None or not (old or new):
         return []
-    found = [f"{shown(path)} came" for path in new if path not in old]
-    found += [f"{shown(path)} went" for path in old if path not in new]
+    found = [f"{shown(path)} was added" for path in new if path not in old]
+    found += [f"{shown(path)} was removed" for path in old if path not in new]
     for path in new:
         was, is_ = old.get(path, new[path]), new[path]
         keys = [key for key in {**was, **is_} if was.get(key) != is_.get(key)]
@@ -128,7 +131,7 @@ def _tables(before: Any, now: Any) -> list[str]:
 
 
 def _by_path(value: Any) -> dict[str, dict[str, Any]] | None:
-    """Tables by their paths; None for what is no list of such."""
+    """Return tables by their paths; None if ``value`` is not a list of tables with paths."""
     if not isinstance(value, list):
         return None
     tables = cast("list[Any]", value)

@@ -1,4 +1,5 @@
-"""What the values of a job forbid each other; advice comes as changes, which ``Job.read`` tries."""
+"""Rules about several values of a job at once. Advice is given as changes, which ``Job.read`` tries
+first."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import divisors, nearest_batch
-from plait.core.job.amounts import tokens_of
 from plait.core.job.constraint import Constraint, Margin
 from plait.core.job.rampup import check_rampup
 from plait.core.job.recipe import check_recipe
 from plait.core.job.settings import STDLIB, RecomputeLayers, StrategySection
+from plait.core.job.texts import tokens_of
 from plait.core.model.experts import check_expert_parallel
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import slice_sizes
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def check_job(job: Job) -> None:
-    """Raise JobError for values that are fine alone and wrong together."""
-    spec = job.model_spec(vocab=1)  # the tokenizer's own, not known yet, changes no rule
+    """Raise JobError for values that are valid alone and contradict each other."""
+    spec = job.model_spec(vocab=1)  # the tokenizer's vocabulary, not known yet, changes no rule
     check_stages(job.strategy, spec.num_layers, job.open, ends=0 if job.plan.framework == "plait" else 2)
     _check_batch(job)
     check_rampup(job)
@@ -44,11 +45,11 @@ def check_job(job: Job) -> None:
         try:
             _check_place(job, spec, dp, tp)
         except JobError as error:
-            raise _of_places(job, error, {"strategy.dp": dp, "strategy.tp": tp}) from None
+            raise _for_pipeline_ranks(job, error, {"strategy.dp": dp, "strategy.tp": tp}) from None
 
 
 def _check_tokens(job: Job) -> None:
-    """Tokens to plan for, of which one step has no more."""
+    """Raise JobError for ``plan.tokens`` that are fewer than the tokens of one step."""
     tokens, step = tokens_of(job.plan.tokens), job.train.global_batch_size * job.data.sequence_length
     if 0 < tokens < step:
         problem = f"{tokens:,} are fewer than the {step:,} tokens of one step"
@@ -56,7 +57,7 @@ def _check_tokens(job: Job) -> None:
 
 
 def _check_documents(job: Job, spec: ModelSpec) -> None:
-    """Raise JobError for what documents and chats forbid."""
+    """Raise JobError for contradictory settings of documents and chats."""
     data = job.data
     if data.masks and spec.levels:
         problem = '"mask", and a model that halves sequences joins tokens of two documents'
@@ -78,8 +79,8 @@ def _check_documents(job: Job, spec: ModelSpec) -> None:
 
 
 def _check_batch(job: Job) -> None:
-    """A replica's micro-batch is as large as the job says; only a batch that is not cut may leave replicas
-    with unequal shares."""
+    """Raise JobError unless a replica's micro-batch has the size that the job sets. Only a batch
+    that is not cut into micro-batches may leave replicas with unequal shares."""
     batch, dp, size = job.train.global_batch_size, job.degrees[0][0], job.train.micro_batch_size
     cut = job.num_micro_batches > 1 and dp > job.micro_batch
     if batch % job.num_micro_batches or cut or (size and -(-job.micro_batch // dp) != size):
@@ -91,11 +92,13 @@ def _check_batch(job: Job) -> None:
 
 
 SLOWEST = 0.998
-"""The second moment's decay rate above which a step changes it by less than bf16 can hold, 2^-9."""
+"""Decay rate of the second moment above which a step changes it by less than bf16 can hold,
+2^-9."""
 
 
 def _check_moments(job: Job) -> None:
-    """A second moment that rounding holds still would scale updates by gradients of long ago."""
+    """Raise JobError for a second moment that rounding would freeze: updates would be scaled by old
+    gradients."""
     first, second = job.train.adam_betas
     if job.train.optimizer_dtype == "bf16" and job.train.optimizer != "sgd" and second > SLOWEST:
         raise JobError(
@@ -106,8 +109,9 @@ def _check_moments(job: Job) -> None:
 
 
 def _check_patterns(job: Job, spec: ModelSpec) -> None:
-    """A pattern that no weight has would change no decay, silently."""
-    if not job.train.weight_decay_of or spec.experts is not None:  # experts have no names before they are trained
+    """Raise JobError for a pattern of ``weight_decay_of`` that matches no weight: it would silently
+    have no effect."""
+    if not job.train.weight_decay_of or spec.experts is not None:  # weights of experts have no names yet
         return
     names = [name for name, _ in stage_weights(spec, Stage(0, 1, 0, spec.num_layers))]
     for pattern in job.train.weight_decay_of:
@@ -120,7 +124,7 @@ def _check_patterns(job: Job, spec: ModelSpec) -> None:
 
 
 def _check_rates(job: Job) -> None:
-    """Raise JobError for learning rates that contradict each other."""
+    """Raise JobError for learning-rate settings that contradict each other."""
     train = job.train
     decayed, key = (train.lr_decay_steps, "lr_decay_steps") if train.lr_decay_steps else (train.steps, "steps")
     if train.warmup_steps > decayed:
@@ -147,7 +151,7 @@ def _check_rates(job: Job) -> None:
 
 
 def _check_place(job: Job, spec: ModelSpec, dp: int, tp: int) -> None:
-    """Raise JobError for what a place of the pipeline, of ``dp`` x ``tp`` ranks, cannot do."""
+    """Raise JobError for settings that a pipeline stage of ``dp`` x ``tp`` ranks cannot run."""
     replicas = dp * job.strategy.cp
     if dp > job.micro_batch:
         changes = [{"strategy.dp": job.micro_batch}, {"train.global_batch_size": dp * job.num_micro_batches}]
@@ -155,16 +159,16 @@ def _check_place(job: Job, spec: ModelSpec, dp: int, tp: int) -> None:
         widest = max(each for each, _ in job.degrees)
         if enough := [one for one in divisors(batch // first, widest) if one * first >= widest]:
             changes.insert(0, {"train.micro_batch_size": enough[0]})
-        problem = f"dp = {dp} shares a micro-batch of {job.micro_batch} sequences"
+        problem = f"dp = {dp} exceeds the {job.micro_batch} sequences of a micro-batch over all replicas"
         raise JobError(problem, key="strategy.dp", changes=changes)
     strategy = replace(job.base_strategy, tp=tp)
     strategy.check(spec, batch=job.micro_batch // dp, sequence=job.data.sequence_length)
     sharding, known = job.sharding(replicas), not {"strategy.dp", "strategy.cp"}.intersection(job.open)
     sharding.check(replicas if known else sharding.optim)
-    if job.strategy.cuda_graphs is True and not sharding.stays:
+    if job.strategy.cuda_graphs is True and not sharding.keeps_buffers:
         raise JobError(
-            "what is captured works on memory that stays, and this sharding gathers weights, or reduces gradients, in "
-            "memory that does not",
+            "CUDA graphs need weights and gradients at fixed addresses, but this sharding gathers weights, "
+            "or reduces gradients, in temporary buffers",
             key="strategy.cuda_graphs",
             changes=[
                 {"strategy.cuda_graphs": False},
@@ -175,16 +179,16 @@ def _check_place(job: Job, spec: ModelSpec, dp: int, tp: int) -> None:
         )
     whole = spec.experts is not None and job.recipe.expert_tensor_parallel_size == 1
     if whole and tp > 1 and not strategy.sequence_parallel and "strategy.sequence_parallel" not in job.open:
-        problem = "whole experts beside tensor parallelism need tokens that are cut over its ranks"
+        problem = "experts that tensor parallelism does not cut need sequence parallelism"
         raise JobError(problem, key="recipe.expert_tensor_parallel_size",
                        changes=[{"strategy.sequence_parallel": True}])  # fmt: skip
     known = known and not (whole and "strategy.tp" in job.open)
     check_expert_parallel(spec, job.strategy.ep, replicas * (tp if whole else 1) if known else None)
 
 
-def _of_places(job: Job, error: JobError, of: dict[str, int]) -> JobError:
-    """The error about one place of a pipeline, its changes made in the lists that the job gives. of: the
-    place's degrees, by key."""
+def _for_pipeline_ranks(job: Job, error: JobError, of: dict[str, int]) -> JobError:
+    """Return the error about one pipeline stage, with its changes made in the lists that the job
+    gives. of: the stage's degrees, by key."""
 
     given = {"strategy.dp": job.strategy.dp, "strategy.tp": job.strategy.tp}
 
@@ -203,15 +207,18 @@ MOST_STAGES = 1_000
 
 
 def check_stages(section: StrategySection, layers: int, left_open: Collection[str], *, ends: int = 0) -> None:
-    """Raise JobError before anything is written out for every stage. layers: of the model. left_open: keys
-    that the planner chooses. ends: stages that embedding and head may have to themselves."""
+    """Raise JobError for a pipeline that the model's layers do not fill, before anything is made
+    for every stage. layers: number of the model's layers. left_open: keys that the planner chooses.
+    ends: stages that embedding and head may have to themselves."""
     stages, most = section.pp * section.virtual_stages, min(layers + ends, MOST_STAGES)
     if stages > most:
-        _check_name(section.schedule)  # no change of numbers helps a schedule that nobody knows
-        problem = f"{layers} layers leave one of {stages} stages without a layer"
+        _check_name(section.schedule)  # other numbers would not help an unknown schedule
+        problem = f"{layers} layers cannot fill {stages} stages"
         if stages <= layers + ends:
             problem = f"{stages} stages are more than {MOST_STAGES}"
-        fewer = [one for one in (most // section.virtual_stages, 1) if one and one < section.pp]
+        each = section.virtual_stages
+        even = [one for one in range(most // each, 1, -1) if layers % (one * each) == 0][:3]
+        fewer = [one for one in (most // each, *even, 1) if one and one < section.pp]
         changes: list[dict[str, Any]] = [{"strategy.pp": one} for one in dict.fromkeys(fewer)]
         if section.virtual_stages > 1:
             changes += [{"strategy.virtual_stages": 1}, {"strategy.pp": 1, "strategy.virtual_stages": 1}]
@@ -229,14 +236,15 @@ def check_stages(section: StrategySection, layers: int, left_open: Collection[st
 
 
 def _check_name(schedule: str) -> None:
-    """Raise JobError for what neither names a schedule nor may be a file with one."""
+    """Raise JobError for a text that is neither the name of a schedule nor an existing file."""
     if schedule not in GENERATORS and not Path(schedule).exists():
-        problem = f"no schedule is called '{schedule}'{nearest(schedule, GENERATORS)}"
-        raise JobError(problem, key="strategy.schedule", fix=f"There are {', '.join(GENERATORS)}, and files with one")
+        problem = f"unknown schedule '{schedule}'{nearest(schedule, GENERATORS)}"
+        raise JobError(problem, key="strategy.schedule", fix=f"Use {', '.join(GENERATORS)}, or a schedule file")
 
 
 def _check_layers(section: StrategySection, layers: int, left_open: Collection[str]) -> None:
-    """Layers of every stage, where the job says both and how many stages there are."""
+    """Raise JobError if the layers of all stages do not add up, provided that the job sets them and
+    the number of stages."""
     given, known = section.stage_layers, section.schedule in GENERATORS
     if (
         not given
@@ -249,12 +257,13 @@ def _check_layers(section: StrategySection, layers: int, left_open: Collection[s
         changes: list[dict[str, Any]] = [{"strategy.stage_layers": None}]
         if stages <= layers:
             changes.insert(0, {"strategy.stage_layers": list(slice_sizes(layers, stages))})
-        problem = f"{list(given)} does not divide {layers} layers over {stages} stage{'s' * (stages > 1)}"
+        problem = f"{list(given)} is not a division of {layers} layers over {stages} stage{'s' * (stages > 1)}"
         raise JobError(problem, key="strategy.stage_layers", changes=changes)
 
 
 def _check_slack(section: StrategySection, left_open: Collection[str]) -> None:
-    """The slack of slack-1f1b, one for every boundary between stages."""
+    """Raise JobError unless the schedule is slack-1f1b with one slack for every boundary between
+    stages."""
     changes: list[dict[str, Any]] = [{"strategy.slack": None}]
     if section.schedule != "slack-1f1b":
         problem = f"{list(section.slack)} is for slack-1f1b, and the schedule is {section.schedule}"
@@ -265,8 +274,9 @@ def _check_slack(section: StrategySection, left_open: Collection[str]) -> None:
         raise JobError(problem, key="strategy.slack", changes=changes)
 
 
-def _check_chunks(schedule: str, given: int) -> None:
-    """How many stages a rank a schedule has; 1, the default, stands for what it has of itself."""
-    if given > 1 and (problem := chunks_problem(schedule, given)):
+def _check_chunks(schedule: str, chunks: int) -> None:
+    """Raise JobError for a number of stages on a rank that the schedule cannot have; 1, the
+    default, stands for the schedule's own number."""
+    if chunks > 1 and (problem := chunks_problem(schedule, chunks)):
         changes = [{"strategy.virtual_stages": own_chunks(schedule)}, {"strategy.schedule": "interleaved"}]
         raise JobError(problem, key="strategy.virtual_stages", changes=changes)

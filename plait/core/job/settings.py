@@ -1,7 +1,8 @@
-"""The sections of a job file, each key with its type, default and meaning.
+"""The sections of a job file: each key with its type, default and meaning.
 
-``docs/job.md`` is made from these. Values are taken as they are: no text for a number, no number for a truth
-value, nothing that is not finite. Rules about several values at once stand in ``Job.check``.
+``docs/job.md`` and the help of keys are written from the docstrings in this file. Values are
+strict: no text for a number, no number for a truth value, no number that is not finite. Rules about
+several values at once are in ``Job.check``.
 """
 
 from __future__ import annotations
@@ -13,13 +14,23 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Lt
 from pydantic import BeforeValidator, Field, field_validator
 
-from plait.core.base.codec.data import Also, Count, Natural, NotNegative, OrAuto, Positive, Section, Such, Texts
+from plait.core.base.codec.data import (
+    Count,
+    Example,
+    ExtraValue,
+    Natural,
+    NotNegative,
+    OrAuto,
+    Positive,
+    Section,
+    Texts,
+)
 from plait.core.base.errors import JobError
 from plait.core.base.files import check_path
 from plait.core.base.numbers import MOST_SECONDS
 from plait.core.job.constraint import MARGINS
 from plait.core.job.data_settings import BYTES, STDLIB, DataSection, Seed, SourceSection
-from plait.core.job.one_line import one_line
+from plait.core.job.texts import check_single_line
 from plait.core.job.train_settings import MuonSection, OnNan, SgdSection, TrainSection
 from plait.core.model.precision import SmallType
 from plait.core.parallel.strategy import Overlap, Recompute, ShardOverlap
@@ -52,235 +63,261 @@ class Slices(Section):
     """Domino's slices."""
 
     batch: Count = 1
-    """Slices of the batch."""
+    """Slices into which each micro-batch is cut."""
     columns: Count = 1
-    """Column slices of every second weight."""
+    """Column slices of the second weight of each sublayer (attention's output projection, the MLP's
+    down projection)."""
 
 
 class Shard(Section):
-    """How many of the dp x cp ranks that hold the same weights share out what."""
+    """Sharding factors: over how many of the dp x cp ranks each part of the training state is
+    sharded."""
 
     params: Count = 1
-    """Ranks that share out the parameters."""
+    """Ranks over which the parameters are sharded."""
     grads: Count = 1
-    """Ranks that share out the gradients."""
+    """Ranks over which the gradients are sharded."""
     optim: Count = 1
-    """Ranks that share out the optimizer states."""
+    """Ranks over which the optimizer states are sharded."""
     secondary: Natural = 0
-    """Neighbours that keep a second copy of the parameters for backward gathers (ZeRO++'s hpZ). 0: none."""
+    """Neighbouring ranks over which a second copy of the parameters is sharded, for the gathers of
+    the backward (ZeRO++'s hpZ). 0: no second copy."""
 
 
 class ContextKind(Section):
-    """Both at once: rings, each of Ulysses groups; cp is their product."""
+    """Both kinds of context parallelism at once: rings of Ulysses groups. cp is the product of the
+    two sizes."""
 
     ulysses: Count
-    """Ranks that exchange heads."""
+    """Ranks of a Ulysses group, which exchange heads."""
     ring: Count
-    """Ranks that pass keys and values on."""
+    """Ranks of a ring, which pass keys and values on."""
 
 
 class RecomputeLayers(Section):
-    """Recomputation of some layers."""
+    """Recomputation in the first layers of every stage only."""
 
     kind: Recompute
-    """What is computed again, as ``recompute``."""
+    """Kind of recomputation, with the values of ``recompute``."""
     layers: Natural
-    """So many first layers of every stage."""
+    """Number of first layers of every stage that are recomputed."""
 
 
 def _no_overlap(word: object) -> object:
     return "sync" if word == "off" else word
 
 
-OverlapWord = Annotated[Overlap, Also("off"), BeforeValidator(_no_overlap)]
+OverlapWord = Annotated[Overlap, ExtraValue("off"), BeforeValidator(_no_overlap)]
 
 
 class OverlapKinds(Section):
-    """Tensor parallelism and sharding apart."""
+    """Overlap of tensor parallelism and overlap of sharded data parallelism, set separately."""
 
     tp: OverlapWord = "domino"
-    """Tensor parallelism's, as ``overlap``."""
+    """Overlap of tensor parallelism's collectives, with the values of ``overlap``."""
     shard: ShardOverlap | Literal["auto"] = "both"
-    """Which of sharding's communication overlaps computation: of the forward, the backward, both or none;
-    ``auto``: the fastest of timed steps."""
+    """Communication of sharded data parallelism that overlaps computation: of the forward, of the
+    backward, of both or of none. ``auto``: the fastest in timed steps."""
 
 
 Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
 
 
 class StrategySection(Section):
-    """How the model is split, and how its communication is hidden. A key that takes ``auto`` may be left to
-    the planner. A job without this table is planned whole, and a setting on the command line changes its own
-    key alone: the others stay the planner's. A table that is there is not searched beyond its ``auto``: what
-    it leaves out has its default. Where the keys without which no rank can start are given, ``slices`` and
-    ``sequence_parallel`` are not predicted but timed before training, as many candidates as can pay in the
-    steps of the run."""
+    """How the model is split over ranks, and which communication overlaps computation. A key that
+    takes ``auto`` may be left to the planner. Without this table the planner chooses every key, and
+    a setting on the command line fixes its own key alone. With this table the planner searches only
+    keys that are ``auto``: a key that is left out has its default. Where no other key is left to
+    the planner, ``slices`` and ``sequence_parallel`` are timed before training instead of
+    predicted: as many candidates as can pay in the steps of the run."""
 
     tp: OrAuto[Degrees] = 1
-    """Tensor-parallel degree; a list gives every pipeline stage's ranks their own."""
+    """Tensor-parallel degree. A list gives the degree of each pipeline rank."""
     dp: OrAuto[Degrees] = 1
-    """Data-parallel degree; a list likewise."""
+    """Data-parallel degree. A list gives the degree of each pipeline rank."""
     pp: OrAuto[Count] = 1
     """Pipeline-parallel degree."""
     schedule: OrAuto[str] = "eager-1f1b"
-    """A name that ``plait schedule`` knows, or a file with a schedule."""
+    """Pipeline schedule: a name that ``plait schedule`` knows, or a file with a schedule."""
     virtual_stages: OrAuto[Count] = 1
-    """Stages that every pipeline rank holds."""
+    """Stages on each pipeline rank (virtual pipeline stages)."""
     slack: Annotated[tuple[Count, ...], Field(strict=False)] = ()
-    """Slack of slack-1f1b at every boundary between stages; measured before training if empty."""
+    """Slack of the schedule slack-1f1b at each boundary between stages. Empty: derived from times
+    that are measured before training."""
     stage_layers: OrAuto[Annotated[tuple[Count, ...], Field(strict=False)]] = ()
-    """Layers of every stage; as equal as can be if empty."""
+    """Number of layers of each stage. Empty: as equal as possible."""
     shard: OrAuto[str | Shard] = "ddp"
-    """Sharded data parallelism over dp x cp: ``ddp``, ``zero1``, ``zero2``, ``zero3`` (``fsdp``), or
-    factors."""
+    """Sharded data parallelism over the dp x cp ranks: ``ddp``, ``zero1``, ``zero2``, ``zero3``
+    (``fsdp``), or sharding factors."""
     cp: OrAuto[Count] = 1
-    """Context-parallel degree: ranks that share every sequence."""
+    """Context-parallel degree: ranks that share the tokens of every sequence."""
     ep: OrAuto[Count] = 1
-    """Expert-parallel degree: neighbours of dp x cp that share out the experts of every layer. Of models with
-    experts, which can be planned for and not trained yet."""
+    """Expert-parallel degree: neighbouring ranks of dp x cp that share out the experts of every
+    layer. Only for models with experts, which can be planned and not trained yet."""
     cp_comm_type: OrAuto[Literal["ulysses", "ring"] | ContextKind] = "ulysses"
-    """How attention gets the whole sequence: heads are exchanged, keys and values go round a ring, both."""
+    """How attention sees the whole sequence: ``ulysses`` exchanges heads, ``ring`` passes keys and
+    values round a ring, and a table does both."""
     overlap: OrAuto[OverlapWord | OverlapKinds] = "domino"
-    """``domino``: slices hide each other's collectives, in an order that is searched; ``fixed``: in the order
-    of Domino's authors; ``async``: Megatron-LM's overlap; ``off``, ``sync``: none; ``no-communication`` plans
-    a step without any, and is never trained. ``auto`` chooses ``domino``. A word alone is tensor
-    parallelism's; sharding's communication then overlaps computation unless it is ``off``."""
+    """Overlap of communication and computation. ``domino``: slices of a micro-batch hide each
+    other's collectives, in an order that is searched. ``fixed``: the same, in the order of Domino's
+    authors. ``async``: Megatron-LM's overlap. ``off``, ``sync``: no overlap. ``no-communication``:
+    a step without any communication, which can be planned and never trained. ``auto``: ``domino``.
+    A single word sets tensor parallelism's overlap; sharding's communication then overlaps
+    computation unless the word is ``off`` or ``sync``."""
     slices: Literal["auto"] | Slices = "auto"
-    """Domino's slices, such as ``{ batch = 2, columns = 1 }``."""
+    """Numbers of Domino's slices, such as ``{ batch = 2, columns = 1 }``."""
     sequence_parallel: bool | Literal["auto"] = False
-    """Megatron's, inside tensor parallelism: all-gather and reduce-scatter instead of all-reduce."""
+    """Megatron-LM's sequence parallelism within tensor parallelism: all-gather and reduce-scatter
+    instead of all-reduce."""
     recompute: OrAuto[Recompute | RecomputeLayers] = "none"
-    """What the backward computes again instead of keeping it: what is cheap, all but two streams a layer, or
-    all but one (which repeats a reduction)."""
+    """Activations that the backward recomputes instead of keeping them. ``selective``: normalised
+    inputs and activations, which are cheap. ``full``: all but two residual streams a layer.
+    ``layer``: all but one residual stream a layer, which repeats a reduction."""
     compile: bool | Literal["auto"] = False
     """Compile what lies between matrix products (norms, dropout, activations, positions, loss) with
-    torch.compile. ``auto``: if timed steps are faster so, and the run is long enough for it to pay. Not
-    predicted: on one H200 a step of a model of 1.2B parameters takes 12 % less."""
+    torch.compile. ``auto``: compile if timed steps are faster so and the run is long enough for
+    compiling to pay. The gain is not predicted: on one H200 a step of a model of 1.2B parameters
+    takes 12 % less time."""
     reduce_dtype: SmallType = "master"
-    """What gradients are rounded to while sharded data parallelism sums them over ranks: ``master``, the type
-    that they are added up in (fp32, or fp64), or ``bf16``, half the bytes."""
+    """Type to which gradients are rounded while sharded data parallelism sums them over ranks.
+    ``master``: the type in which they are accumulated (fp32 or fp64). ``bf16``: half the bytes."""
     cuda_graphs: bool | Literal["auto"] = False
-    """On a GPU, capture the computation between collectives once and replay it: small kernels then do not
-    wait for the host. Takes more memory. ``auto``: if timed steps are faster so. Not searched unless said; a
-    plan without says what they would gain."""
+    """On a GPU, capture the computation between collectives once as CUDA graphs and replay it, so
+    that small kernels do not wait for the host. Takes more memory. ``auto``: capture if timed steps
+    are faster so. Off unless the job sets it; a plan without CUDA graphs reports what they would
+    gain."""
 
     streams: Count = 1
-    """Compute streams over which the batch's slices are spread, so that a GPU may run several small kernels
-    at once; at most as many as slices. Not predicted, and never run on a GPU."""
+    """Compute streams over which the slices of a batch are spread, so that a GPU may run several
+    small kernels at once; at most as many as slices. The gain is not predicted, and has never been
+    tried on a GPU."""
 
 
 _NOT_PLANNED = ("slack", "reduce_dtype", "compile", "cuda_graphs", "streams")
 PLANNABLE = tuple(key for key in StrategySection.model_fields if key not in _NOT_PLANNED)
-"""Keys of ``[strategy]`` that do not have to be timed."""
+"""Keys of ``[strategy]`` that the planner can choose without timed steps."""
 
 
 class ClusterSection(Section):
-    """What to plan for."""
+    """The cluster to plan for."""
 
     preset: str = "here"
-    """``here``: this machine; or a cluster that ``plait plan`` lists."""
+    """``here``: this machine. Otherwise the name of a cluster that ``plait plan`` lists."""
     file: str | None = None
-    """A file that describes a cluster, in place of a preset."""
+    """File that describes a cluster, in place of a preset."""
     profile: str | None = None
-    """What ``plait measure machine`` measured there: its figures take the place of the cluster's."""
+    """File that ``plait measure machine`` wrote on the cluster: its measurements replace the
+    cluster's figures."""
     ranks: Natural = 0
-    """How many ranks to plan for. 0: as many as the strategy says; where it leaves that open, all that the
-    cluster has."""
+    """Number of ranks to plan for. 0: as many as the strategy needs; if the strategy leaves that
+    open, all ranks of the cluster."""
 
 
 class PlanSection(Section):
-    """What the planner may choose."""
+    """Limits of the planner's search, and what the planner reports."""
 
     framework: Literal["plait", "megatron", "torchtitan", "deepspeed", "llama3"] = "plait"
-    """Which framework is to run the job: only what it can do is searched, and time and memory are those of
-    its runs. ``llama3``: what Meta tells of its own, to compare with. Plait's own runs obey plans for
-    ``plait`` alone."""
+    """Framework that is to run the job: the planner searches only what this framework can do, and
+    predicts time and memory of its runs. ``llama3``: Meta's own framework as far as Meta has
+    described it, to compare with. Plait's own runs take plans for ``plait`` only."""
 
     constraints: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Conditions on every strategy, such as ``"tp <= 8"``, ``"schedule in 1f1b, zb-h1"`` or
-    ``"memory <= 70 GiB"``."""
-    memory_margin: Annotated[float, Ge(0), Lt(1)] | Annotated[str, Such(f"{', '.join(MARGINS)} or 4 GiB")] = "auto"
-    """Memory of a device that a plan leaves free: a share such as ``0.05``, or bytes such as ``"4 GiB"``.
-    ``auto``: so much that it is 90 % sure to fit. ``safest``: of the plans that take at most 5 % longer than
-    the fastest, the one that is most sure to fit (99.9 % is enough). ``fastest``: nothing, as 0."""
-    tokens: Annotated[int, Ge(0)] | NotNegative | Annotated[str, Such("15T")] = 0
-    """Tokens that the model is to be trained on, as in ``15e12`` or ``"15T"`` (K, M, B, T): the answer says
-    how many days, GPU hours and, where the cluster's devices have a power, how much energy they take. 0: of a
-    day."""
+    """Conditions that every strategy must meet, such as ``"tp <= 8"``, ``"schedule in 1f1b,
+    zb-h1"`` or ``"memory <= 70 GiB"``."""
+    memory_margin: Annotated[float, Ge(0), Lt(1)] | Annotated[str, Example(f"{', '.join(MARGINS)} or 4 GiB")] = "auto"
+    """Device memory that a plan leaves free: a share such as ``0.05``, or bytes such as ``"4
+    GiB"``. ``auto``: enough that the plan fits with a probability of 90 %. ``safest``: of the plans
+    that take at most 5 % longer than the fastest, the one that is most likely to fit (99.9 % is
+    enough). ``fastest``: nothing, as 0."""
+    tokens: Annotated[int, Ge(0)] | NotNegative | Annotated[str, Example("15T")] = 0
+    """Tokens that the model is to be trained on, as in ``15e12`` or ``"15T"`` (K, M, B, T): the
+    plan then reports days, GPU hours and, if the power of the cluster's devices is known, energy.
+    0: it reports one day of training."""
     gpu_hour_price: Annotated[float, Field(ge=0)] = 0.0
-    """Price of an hour of a rank, in any currency: the answer says what the tokens cost. 0: not known."""
+    """Price of one hour of one rank, in any currency: the plan then reports the cost of the
+    training. 0: unknown."""
     top: Count = 10
-    """How many strategies are shown."""
+    """Number of strategies to show."""
     points: Count = 250_000
-    """How many strategies are compared at first, at most: a larger space is made coarser, as far as that
-    goes. Then about as many around its best arrangements of ranks are."""
+    """Most strategies to compare in a first pass; a larger space is searched more coarsely, as far
+    as that is possible. A second pass compares about as many around the best arrangements of
+    ranks."""
 
 
 class RunSection(Section):
-    """Where and on what."""
+    """Folder and devices of a run, its monitoring and its restarts."""
 
     name: str = ""
-    """Name of the run's folder; the job file's if empty."""
+    """Name of the run's folder. Empty: the name of the job file."""
     folder: str = "runs"
-    """Where runs go, from the current folder."""
+    """Folder that holds the folders of runs, relative to the current folder."""
     device: Literal["auto", "cpu", "cuda", "shared"] = "auto"
-    """``auto``: a GPU where there is one for every rank. ``shared``: ranks of a host share its GPUs, and
-    speak through its memory: to try a job where there are fewer GPUs than ranks, not for its speed."""
+    """``auto``: one GPU for each rank if there are enough, else the CPU. ``shared``: ranks of a
+    host share its GPUs and communicate through the host's memory; it is for trying a job with fewer
+    GPUs than ranks, and its speed means nothing."""
     threads: Count = 1
-    """Threads of a rank's computation, on a CPU."""
+    """CPU threads of one rank's computation, where ranks run on the CPU."""
     peak_flops: Positive | None = None
-    """FLOP/s of a device's dense matrix products in ``train.precision``, for MFU. Left out: by the device's
-    name from ``cluster.file`` and the clusters that ship; where none has it, as of a processor, no MFU is
-    shown."""
+    """Peak FLOP/s of one device for dense matrix products in ``train.precision``, for MFU. Left
+    out: the peak that ``cluster.file`` or the shipped clusters give for the device's name; if none
+    gives it, as for a CPU, no MFU is shown."""
     timeline_steps: Natural = 200
-    """Last steps whose timeline is kept. 0: none."""
+    """Number of last steps whose timeline is kept. 0: none."""
     timeline_sample: Natural = 100
-    """Of the steps before these, one in so many keeps its timeline, and so do those around a step that took
-    unusually long. 0: none. Sums of every step are kept in any case, unless ``timeline_steps`` is 0."""
+    """Steps between earlier steps whose timeline is kept as well; so are steps around one that took
+    unusually long. 0: none. Sums of every step are kept in any case, unless ``timeline_steps`` is
+    0."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port on every host where Prometheus finds live metrics of the host's ranks. 0: none."""
+    """Port on every host where Prometheus finds live metrics of the host's ranks. 0: no port."""
     metrics_address: str = "127.0.0.1"
-    """Address of the host at which it listens; its own alone unless told otherwise."""
+    """Address on which ``metrics_port`` listens. The default can be reached from the host itself
+    only."""
     loggers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)] = ()
-    """Where metrics go beside ``metrics.jsonl``: ``tensorboard`` (into the run's folder; needs the package
-    tensorboardX), ``wandb`` (Weights & Biases, offline where it has no login; needs the package wandb)."""
+    """Destinations of metrics besides ``metrics.jsonl``: ``tensorboard`` (into the run's folder;
+    needs the package tensorboardX), ``wandb`` (Weights & Biases, offline if there is no login;
+    needs the package wandb)."""
     timeout: Annotated[float, Field(gt=0, le=MOST_SECONDS)] = 600.0
-    """Seconds that a rank waits for another before the run is ended and the silent rank named."""
+    """Seconds that a rank waits for another rank before the run is ended and the silent rank is
+    named."""
     restarts: Natural = 3
-    """Restarts in a row that may save no new checkpoint before a run that fails is given up; of ranks on this
-    machine or in a lab. 0: it is never restarted. A mistake in the job, or numbers that are not finite, are
-    no reason to restart in any case."""
+    """Consecutive restarts without a new checkpoint before a failing run is given up; of ranks on
+    this machine or in a lab. 0: no restart. A mistake in the job, and loss or gradients that are
+    not finite, never cause a restart."""
     spares: Natural = 0
-    """Hosts of a lab that are kept free, to take the place of others that fail, where the planner chooses how
-    many ranks there are. A job that says so itself keeps all hosts that it does not need."""
+    """Hosts of a lab that are kept free to replace failed hosts, where the planner chooses the
+    number of ranks. A job that fixes the number of ranks keeps every host that it does not need as
+    a spare."""
     shrink: bool = True
-    """When hosts fail and no spare is left, go on with fewer data-parallel ranks, planned anew; if not, the
-    run waits for hosts to come back, as long as ``restarts`` allows."""
+    """Go on with fewer data-parallel ranks, planned anew, when hosts fail and no spare is left. If
+    false, the run waits for hosts to come back, as long as ``restarts`` allows."""
     memory_every: Natural = 0
-    """Steps between copies of the state in the memory of hosts, from which a restarted run goes on if they
-    are newer than the checkpoints on disk. They live as long as the launcher. 0: none."""
+    """Steps between copies of the training state in host memory. A restarted run goes on from these
+    copies if they are newer than the checkpoints on disk. They live as long as the launcher. 0: no
+    copies."""
     memory_neighbour: bool = True
-    """Each host keeps the copies of another one too, so that they outlive its loss."""
+    """Each host also keeps the copies of one other host, so that they survive the loss of a
+    host."""
     on_save_failure: Literal["continue", "stop"] = "continue"
-    """When a checkpoint could not be written (a full disk): ``continue`` says so, trains on and tries again
-    after the next interval; ``stop`` ends the run."""
+    """Reaction to a checkpoint that could not be written (a full disk). ``continue``: report it,
+    train on and try again after the next interval. ``stop``: end the run."""
     selfcheck: Literal["off", "warn", "stop"] = "warn"
-    """Before the first step of a run on several machines the links between neighbours, and across, are tried:
-    what to do about one that has less than a third of the median rate."""
+    """Reaction to a slow link before the first step of a run on several machines: links between
+    neighbours, and across, are tested, and a link below a third of the median rate is slow."""
     network_interface: str = ""
-    """Interface over which ranks of several machines speak (``NCCL_SOCKET_IFNAME``, ``GLOO_SOCKET_IFNAME``).
-    Empty: the one that a machine's name leads to, and NCCL's own choice. Variables that are set already
-    win."""
+    """Network interface over which ranks of several machines communicate (``NCCL_SOCKET_IFNAME``,
+    ``GLOO_SOCKET_IFNAME``). Empty: the interface to which a machine's name resolves, and NCCL's own
+    choice. Environment variables that are already set take precedence."""
     rdma_devices: Texts = ()
-    """RDMA devices that NCCL may use, such as ``"mlx5_0"`` (``NCCL_IB_HCA``). Empty: NCCL's own choice."""
+    """RDMA devices that NCCL may use, such as ``"mlx5_0"`` (``NCCL_IB_HCA``). Empty: NCCL's own
+    choice."""
     hang_deadline: Annotated[float, Field(ge=0, le=MOST_SECONDS)] = 0.0
-    """Seconds after which a collective or a transfer that has not ended makes Plait look for the rank that
-    the others wait for, name it and end the run. What a rank does for the first time (a step, an evaluation)
-    may take four times as long. 0: half of ``run.timeout``."""
+    """Seconds after which an unfinished collective or transfer counts as a hang: Plait then finds
+    the rank that the other ranks wait for, names it and ends the run. What a rank does for the
+    first time (a step, an evaluation) may take four times as long. 0: half of ``run.timeout``."""
 
     @property
     def network_variables(self) -> dict[str, str]:
-        """Variables by which NCCL and gloo know which network to use."""
+        """Environment variables that tell NCCL and gloo which network to use."""
         interface = self.network_interface
         found = {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface,
                  "NCCL_IB_HCA": ",".join(self.rdma_devices)}  # fmt: skip
@@ -293,8 +330,8 @@ class RunSection(Section):
 
     @property
     def first_deadline(self) -> float:
-        """Seconds that a rank may take for one piece of what it does for the first time: before the others
-        give up waiting for it."""
+        """Seconds that a rank may take for any work that it does for the first time, before the
+        other ranks give up waiting."""
         return max(self.call_deadline, min(FIRST * self.call_deadline, LAST * self.timeout))
 
     @property
@@ -317,7 +354,7 @@ class RunSection(Section):
         if name in (".", "..") or "/" in name or (name and not name.strip()):
             fix = "Leave out slashes; run.folder says where it goes"
             raise JobError(f"'{name}' is no name for a folder", key="run.name", fix=fix)
-        one_line(name, "run.name")
+        check_single_line(name, "run.name")
         if name:
             check_path(name, "run.name")
         return name
@@ -329,6 +366,6 @@ class RunSection(Section):
         return folder
 
     def named(self, name: str) -> RunSection:
-        """The same, called ``name`` unless it says so itself. Raises JobError for a name that no folder can
-        have."""
+        """Return the section with ``name`` as the run's name, if it has none yet. Raises JobError
+        for a name that no folder can have."""
         return self if self.name else self.model_copy(update={"name": self._one_folder(name)})

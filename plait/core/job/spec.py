@@ -1,10 +1,10 @@
-"""Job: what the user writes, in TOML. Every mistake is one paragraph: file, key, value, what is allowed, what
-to change.
+"""Job: the settings that the user writes, in TOML. Every mistake is one paragraph: file, key,
+value, allowed values, what to change.
 
-The sections and their keys stand in ``core.job.settings``; here is what they mean together.
+Sections and keys are in ``core.job.settings``; this file has what they mean together.
 
-A relative path in a file is meant from that file's folder, one on the command line from the current folder;
-``run.folder``, where results go, always from the current folder.
+A relative path in a file is relative to that file's folder, a path on the command line to the
+current folder; ``run.folder``, where results go, is always relative to the current folder.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from plait.core.base.codec.toml_text import COMMAND_LINE, override, read_toml, t
 from plait.core.base.env import specs_folder
 from plait.core.base.errors import CheckpointError, DataError, JobError, PlaitError, ScheduleError, nearest
 from plait.core.base.numbers import shown
-from plait.core.job.advice import same_place, tried
-from plait.core.job.kubernetes_settings import KubernetesSection
-from plait.core.job.left_open import budgeted, opened, spelled_out
-from plait.core.job.paths import PREDICTED, check_there, located
-from plait.core.job.place_settings import PlaceSection
-from plait.core.job.recipe import RecipeSection, refuse_untrained, untrained_keys
-from plait.core.job.renamed import refuse_old_keys
-from plait.core.job.resuming import Change, effect_of, leaves
+from plait.core.job.advice import overlapping_keys, with_valid_changes
+from plait.core.job.cluster_settings import KubernetesSection, PlaceSection, SlurmSection
+from plait.core.job.framework_names import refuse_peers_names
+from plait.core.job.open_keys import with_open_keys, with_open_strategy, with_steps_of_tokens
+from plait.core.job.recipe import RecipeSection, planning_only_keys, refuse_untrained
+from plait.core.job.resuming import Change, effect_of, flatten
 from plait.core.job.rules import check_job
 from plait.core.job.settings import (
     BYTES,
@@ -44,10 +42,11 @@ from plait.core.job.settings import (
     StrategySection,
     TrainSection,
 )
-from plait.core.job.slurm_settings import SlurmSection
+from plait.core.job.tables import check_tables
+from plait.core.job.texts import PREDICTED, check_exists, resolve_paths
 from plait.core.model.precision import unquantised
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.layout import Layout, SequenceCut
+from plait.core.parallel.layout import ContextSplit, Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 
@@ -71,25 +70,27 @@ class Job(Section):
     kubernetes: KubernetesSection = KubernetesSection()
     place: PlaceSection = PlaceSection()
     open: Annotated[tuple[str, ...], Field(strict=False, exclude=True)] = ()
-    """Settings that are left to the planner: they are ``auto`` in the file and have their defaults here."""
+    """Settings that are left to the planner: they are ``auto`` in the file, and have their defaults
+    in the job."""
 
     @staticmethod
     def read(path: str | Path, overrides: Sequence[str] = (), *, searched: bool = True) -> Job:
-        """The job in a TOML file, with ``section.key=value`` overrides applied: each changes its own key
-        alone. searched: if not, overrides of a strategy are all of it where the file has none, and other keys
-        have their defaults. Raises JobError naming file and key."""
+        """Return the job in a TOML file, with ``section.key=value`` overrides applied: each changes
+        its own key alone. searched: if False and the file has no [strategy], other keys of the
+        strategy have their defaults instead of being left to the planner. Raises JobError naming
+        file and key."""
         with naming(path, overrides):
-            written = located(read_toml(path), Path(path).parent)
-            values, _ = override(spelled_out(written, overrides) if searched else written, overrides, _is_text)
+            written = resolve_paths(read_toml(path), Path(path).parent)
+            values = _overridden(with_open_strategy(written, overrides) if searched else written, overrides)
             try:
                 return Job.from_dict(values)
             except JobError as error:
-                raise tried(error, values, _refusal) from None
+                raise with_valid_changes(error, values, _refusal) from None
 
     @staticmethod
     def from_dict(values: dict[str, Any], base: str | Path = ".") -> Job:
-        """A checked job from plain values; relative paths are looked up from ``base``."""
-        job = decode(Job, located(values, Path(base)))
+        """Return a checked job from plain values; relative paths are relative to ``base``."""
+        job = decode(Job, resolve_paths(values, Path(base)))
         job.check()
         return job
 
@@ -97,9 +98,9 @@ class Job(Section):
     def completed(
         values: Mapping[str, Any], overrides: Sequence[str], complete: Callable[[dict[str, Any]], None]
     ) -> Job:
-        """A checked job of values that say not all of it: with ``section.key=value`` overrides applied, and
-        with what ``complete`` then fills in."""
-        said, _ = override(values, overrides, _is_text)
+        """Return a checked job from incomplete values: ``section.key=value`` overrides are applied,
+        then ``complete`` fills in what is missing."""
+        said = _overridden(values, overrides)
 
         def job(values: Mapping[str, Any]) -> Job:
             found = deepcopy(dict(values))
@@ -109,27 +110,27 @@ class Job(Section):
         try:
             return job(said)
         except JobError as error:
-            raise tried(error, said, partial(_refusal, read=job)) from None
+            raise with_valid_changes(error, said, partial(_refusal, read=job)) from None
 
     def changed(self, overrides: Sequence[str]) -> Job:
-        """The same job with ``section.key=value`` overrides applied."""
-        values, _ = override(self.to_dict(), overrides, _is_text)
+        """Return the job with ``section.key=value`` overrides applied."""
+        values = _overridden(self.to_dict(), overrides)
         try:
             return Job.from_dict(values)
         except JobError as error:
-            raise error if error.file else tried(error.in_file(COMMAND_LINE), values, _refusal) from None
+            raise error if error.file else with_valid_changes(error.in_file(COMMAND_LINE), values, _refusal) from None
 
-    def closed_like(self, other: Job) -> Job:
-        """The same job, with what it leaves to the planner as ``other`` has it. Raises JobError where a rule
-        forbids the two together."""
-        values, chosen = self.to_dict(), other.to_dict()
+    def with_choices_of(self, planned: Job) -> Job:
+        """Return the job with every setting that it leaves to the planner as ``planned`` has it.
+        Raises JobError if a rule forbids the combination."""
+        values, chosen = self.to_dict(), planned.to_dict()
         for key in self.open:
             section, _, name = key.partition(".")
             values[section][name] = chosen[section][name]
         return Job.from_dict(values)
 
     def named(self, name: str) -> Job:
-        """The same job, its run called ``name`` unless it says so itself."""
+        """Return the job with ``name`` as its run's name, unless the job names its run."""
         return self.model_copy(update={"run": self.run.named(name)})
 
     @model_validator(mode="before")
@@ -139,38 +140,40 @@ class Job(Section):
             raise JobError(
                 "is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes'
             )
-        refuse_old_keys(values)
-        return opened(budgeted(values))
+        refuse_peers_names(values)
+        return with_open_keys(with_steps_of_tokens(values))
 
     def check(self) -> None:
-        """Raise JobError for values that are fine alone and wrong together."""
+        """Raise JobError for values that are valid alone and contradict each other."""
         check_job(self)
 
     @property
-    def untrained(self) -> tuple[tuple[str, Any], ...]:
-        """Keys that can be planned for and not be trained yet, with their values."""
-        return tuple((key, value) for key, value, _ in untrained_keys(self))
+    def planning_only(self) -> tuple[tuple[str, Any], ...]:
+        """Keys that can be planned and not be trained yet, with their values."""
+        return tuple((key, value) for key, value, _ in planning_only_keys(self))
 
     @property
-    def trained(self) -> Job:
-        """The same job without what can be planned for alone. Raises JobError where it cannot be without."""
+    def without_planning_only(self) -> Job:
+        """The job without settings that can only be planned. Raises JobError if the job is not
+        valid without them."""
         values = self.to_dict()
         values.pop("recipe", None)
         values["train"]["precision"] = unquantised(self.train.precision)
         return Job.from_dict(values)
 
     def check_trains(self, model: ModelSpec, doing: str = "trained") -> None:
-        """Raise JobError where the job with this model can be planned for, and not be trained yet, or what
-        ``doing`` says."""
+        """Raise JobError if the job with this model can be planned, and not be trained (or
+        ``doing``) yet."""
         refuse_untrained(self, model, doing)
 
     def check_predicted(self, where: PlaceSection) -> None:
-        """Raise JobError for a file that a prediction may read and that is not there. where: its [place]."""
-        check_there(self.to_dict() | {"place": where.model_dump()}, PREDICTED)
+        """Raise JobError for a file that a prediction may read and that does not exist. where: the
+        job's [place]."""
+        check_exists(self.to_dict() | {"place": where.model_dump()}, PREDICTED)
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of one optimizer step: gradient accumulation, or what fills a pipeline."""
+        """Micro-batches of one optimizer step, for gradient accumulation or to fill a pipeline."""
         each = self.train.micro_batch_size * self.degrees[0][0]
         return -(-self.train.global_batch_size // each) if each else 1
 
@@ -181,14 +184,14 @@ class Job(Section):
 
     @property
     def degrees(self) -> tuple[tuple[int, int], ...]:
-        """(dp, tp) of every place of the pipeline. Raises JobError for a list that is not as long as the
+        """(dp, tp) of every pipeline rank. Raises JobError for a list that is not as long as the
         pipeline."""
         section, found = self.strategy, list[tuple[int, ...]]()
         for key, given in (("dp", section.dp), ("tp", section.tp)):
             each = (given,) * section.pp if isinstance(given, int) else given
             if len(each) != section.pp:
                 raise JobError(
-                    f"{list(each)} has {len(each)} numbers for pp = {section.pp} places",
+                    f"{list(each)} has {len(each)} numbers for pp = {section.pp}",
                     key=f"strategy.{key}",
                     changes=[
                         *({f"strategy.{key}": one} for one in dict.fromkeys((each[0], 1))),
@@ -199,11 +202,11 @@ class Job(Section):
         return tuple(zip(*found, strict=True))
 
     @property
-    def sequence_cut(self) -> SequenceCut:
-        """How cp ranks share sequences. Raises JobError for a product that is not cp."""
+    def sequence_cut(self) -> ContextSplit:
+        """Division of sequences among cp ranks. Raises JobError if ulysses x ring is not cp."""
         cp, kind = self.strategy.cp, self.strategy.cp_comm_type
         if isinstance(kind, str):
-            return SequenceCut(cp=cp, ring=cp if kind == "ring" else 1)
+            return ContextSplit(cp=cp, ring=cp if kind == "ring" else 1)
         if kind.ulysses * kind.ring != cp:
             problem = f"{kind.ulysses} x {kind.ring} is not cp = {cp}"
             changes: list[dict[str, Any]] = [
@@ -211,42 +214,43 @@ class Job(Section):
                 {"strategy.cp_comm_type": "ulysses"},
             ]
             raise JobError(problem, key="strategy.cp_comm_type", changes=changes)
-        return SequenceCut(cp=cp, ring=kind.ring)
+        return ContextSplit(cp=cp, ring=kind.ring)
 
     def sharding(self, ranks: int) -> Sharding:
-        """How ``ranks`` that hold the same weights share them out."""
+        """Return the sharding over ``ranks`` ranks that hold the same weights."""
         given = self.strategy.shard
         return Sharding.named(given, ranks) if isinstance(given, str) else Sharding(**given.model_dump())
 
     @property
     def layout(self) -> Layout:
-        """Rank order."""
+        """Layout of the ranks, which fixes their order."""
         return Layout(self.degrees, self.strategy.cp)
 
     @property
     def world_size(self) -> int:
-        """How many ranks the job needs."""
+        """Number of ranks that the job needs."""
         return sum(dp * tp for dp, tp in self.degrees) * self.strategy.cp
 
     @property
     def leaves_ranks_open(self) -> bool:
-        """Whether the planner is to choose how many ranks there are: how many the job needs, nobody knows
-        yet."""
+        """True if the planner chooses the number of ranks, so that it is not known yet."""
         return bool({f"strategy.{key}" for key in ("tp", "dp", "pp", "cp")}.intersection(self.open))
 
     @property
     def measures_slack(self) -> bool:
-        """Whether slack-1f1b is asked for and its slack is to follow from measured times."""
+        """True if the schedule is slack-1f1b and its slack is to follow from measured times."""
         return self.strategy.schedule == "slack-1f1b" and not self.strategy.slack
 
     @property
     def tunes_sharding(self) -> bool:
-        """Whether timed steps are to say what of sharding's communication is hidden."""
+        """True if timed steps are to decide which of sharding's communication overlaps
+        computation."""
         return isinstance(self.strategy.overlap, OverlapKinds) and self.strategy.overlap.shard == "auto"
 
     @property
     def base_strategy(self) -> Strategy:
-        """The strategy as written, ``auto`` slices as one slice and ``auto`` sequence parallelism as off."""
+        """The strategy as written, ``auto`` slices as one slice and ``auto`` sequence parallelism
+        as off."""
         section = self.strategy
         slices = Slices() if section.slices == "auto" else section.slices
         given = section.overlap
@@ -264,12 +268,14 @@ class Job(Section):
         )  # fmt: skip
 
     def model_spec(self, vocab: int) -> ModelSpec:
-        """The model. Its vocabulary is what the job says, else a configuration's, else ``vocab``, the
-        tokenizer's. A preset keeps its own with the byte tokenizer, which is there to try things out."""
+        """Return the model. Its vocabulary is the job's, else the Hugging Face config's, else
+        ``vocab``, the tokenizer's. With the byte tokenizer, which is for trying things out, a
+        preset keeps its own vocabulary. Raises JobError for a vocabulary that is smaller than
+        ``vocab``, and for contradictory shapes."""
         given = dict(self.model)
         preset, config = given.pop("preset", None), given.pop("huggingface", None)
         if preset is not None and config is not None:
-            raise JobError("stands beside model.preset", key="model.huggingface",
+            raise JobError("conflicts with model.preset", key="model.huggingface",
                            changes=[{"model.huggingface": None}, {"model.preset": None}])  # fmt: skip
         for key, value in (("preset", preset), ("huggingface", config)):
             if value is not None and not isinstance(value, str):
@@ -288,25 +294,25 @@ class Job(Section):
         spec = ModelSpec.from_dict(base | given)
         if spec.vocab < vocab:
             fix = f"Use at least {vocab}, or leave it out"
-            if config is not None or self.train.init_from:  # whose weights have as many rows
+            if config is not None or self.train.init_from:  # the loaded embedding has that many rows
                 fix = "Name the tokenizer of this model with data.tokenizer"
             raise JobError(f"{spec.vocab} is less than the tokenizer's {vocab} tokens", key="model.vocab", fix=fix)
         return spec
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which ``from_dict`` makes an equal job; what is not set is left out, and so are a
-        [place] and a [recipe] in which nothing is."""
+        """Return plain values from which ``from_dict`` makes an equal job. Unset values are left
+        out, and so are a [place] and a [recipe] with defaults only."""
         unset = {"place": self.place == PlaceSection(), "recipe": self.recipe == RecipeSection()}
         return {key: value for key, value in self._values().items() if not unset.get(key)}
 
     @property
     def planned(self) -> dict[str, Any]:
-        """Plain values of what a plan is made from: all but [place]."""
+        """Plain values from which a plan is made: all but [place]."""
         return {key: value for key, value in self.to_dict().items() if key != "place"}
 
     def _values(self) -> dict[str, Any]:
         values = self.model_dump(mode="json", exclude_none=True)
-        if self.train.tokens:  # they say how many steps there are
+        if self.train.tokens:  # the tokens determine the steps
             del values["train"]["steps"]
         for key in self.open:
             section, _, name = key.partition(".")
@@ -314,35 +320,38 @@ class Job(Section):
         return values
 
     def to_toml(self) -> str:
-        """The job with every default spelled out, as a file that ``read`` turns into an equal job."""
+        """Return the job as TOML with every default written out; ``read`` makes an equal job from
+        it."""
         return to_toml(self._values())
 
     @property
     def content_hash(self) -> str:
-        """sha256 over all values, 64 hex digits; equal for equal jobs, whatever the order or layout of their
-        files."""
+        """sha256 over all values, 64 hex digits; equal jobs have equal hashes, whatever the order
+        or layout of their files."""
         return digest(self.to_dict())
 
     @property
     def _fixed(self) -> dict[str, Any]:
-        """By key, what stays the same as long as a run does: model, data, and how its state is shaped."""
+        """Values that must stay the same as long as a run does, by key: model, data, and the shape
+        of the state."""
         return {key: value for key, value in self._numbers.items() if effect_of(key) == "refused"}
 
     @property
     def _numbers(self) -> dict[str, Any]:
-        """By key, everything that decides the numbers a run computes."""
+        """Values that determine the numbers a run computes, by key."""
         values = self.to_dict()
-        named = [one for section in ("model", "data", "train") for one in leaves(values[section], section)]
+        named = [one for section in ("model", "data", "train") for one in flatten(values[section], section)]
         return {key: value for key, value in named if effect_of(key) != "at once"}
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what stays the same as long as a run does; not of names, logging, how long it runs, or
-        learning rates."""
+        """Hash of the values that must stay the same as long as a run does. Names, logging, the
+        run's length and learning rates are not part of it."""
         return digest(self._fixed)
 
     def changes(self, old: Job) -> tuple[Change, ...]:
-        """What decides numbers, and is another than in ``old``; what may not be comes first."""
+        """Return the settings that determine numbers and differ from ``old``; changes that are not
+        allowed come first."""
         now, before = self._numbers, old._numbers
         found = [
             Change(key, before.get(key), now.get(key), effect_of(key) != "refused")
@@ -360,26 +369,27 @@ _ABOUT: dict[type[PlaitError], str] = {
     CheckpointError: "train.init_from",
     DataError: "data.tokenizer",
 }
-"""Which key an error is about that a job has before it runs."""
+"""Key of the job that an error before the run is about, by the error's class."""
 
 
 @contextmanager
 def naming(path: str | Path, overrides: Sequence[str] = ()) -> Generator[None]:
-    """Say in errors about settings where they are set: in the job file, or on the command line."""
+    """Add the place of a setting to errors about it: the job file, or the command line."""
     try:
         try:
             yield
-        except tuple(_ABOUT) as error:  # what a file says that the job names
+        except tuple(_ABOUT) as error:  # an error in a file that the job names
             raise JobError(str(error), key=_ABOUT[type(error)]) from None
     except JobError as error:
-        if error.file or (error.key or "").startswith("-"):  # of another file, or an option
+        if error.file or (error.key or "").startswith("-"):  # about another file, or an option
             raise
-        typed = any(same_place(setting.partition("=")[0].strip(), error.key) for setting in overrides)
+        typed = any(overlapping_keys(setting.partition("=")[0].strip(), error.key) for setting in overrides)
         raise error.in_file(COMMAND_LINE if typed else str(path)) from None
 
 
 def _refusal(values: dict[str, Any], read: Callable[[dict[str, Any]], Job] = Job.from_dict) -> JobError | None:
-    """What is wrong with plain values of a job. read: what makes a job of them."""
+    """Return the error in plain values of a job, or None if they are valid. read: makes a job from
+    values."""
     try:
         read(values)
     except JobError as error:
@@ -387,8 +397,16 @@ def _refusal(values: dict[str, Any], read: Callable[[dict[str, Any]], Job] = Job
     return None
 
 
+def _overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return plain values with ``section.key=value`` overrides applied. Raises JobError for a
+    setting without its table."""
+    result, typed = override(values, overrides, _is_text)
+    check_tables(result, Job.model_fields.keys() - {"open"}, typed)
+    return result
+
+
 def _is_text(key: str) -> bool:
-    """Whether ``section.name`` takes text only, so that ``run.name=7`` needs no quotes."""
+    """Return True if ``section.name`` takes text only, so that ``run.name=7`` needs no quotes."""
     section, _, name = key.partition(".")
     field = Job.model_fields.get(section)
     names = getattr(field.annotation, "model_fields", {}) if field else {}

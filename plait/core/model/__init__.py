@@ -1,4 +1,4 @@
-"""Models as data: their sizes, their precision, and what Hugging Face calls them."""
+"""Models as data: their sizes, their precision, and their names in Hugging Face."""
 
 # pyright: reportUnsupportedDunderAll=false
 

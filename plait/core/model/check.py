@@ -1,4 +1,5 @@
-"""What sizes a model may have, and which parts its family has. A refusal names the key and what would do."""
+"""Checks of a model's sizes, and of the parts that its family has. An error names the key and valid
+values."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
     from plait.core.model.spec import ModelSpec
 
 ROPE_THETA = 10000.0
-"""The base of rotary positions, unless a model says another."""
+"""Base of rotary positions, unless a model sets another."""
 
 
 def check_sizes(model: ModelSpec) -> None:
-    """Raise JobError for sizes that do not go together. model: before what it leaves out is filled in."""
+    """Raise JobError for sizes that contradict each other. model: before its defaults are filled
+    in."""
     check_limits(model, "model")
     heads, groups = model.num_heads, model.num_kv_heads or model.num_heads
     if not model.head_size and model.hidden % heads:
@@ -34,7 +36,7 @@ def check_sizes(model: ModelSpec) -> None:
 
 
 def check_parts(model: ModelSpec) -> None:
-    """Raise JobError for parts that the family does not have, or not together."""
+    """Raise JobError for parts that the family does not have, or that exclude each other."""
     _check_family(model)
     _check_numbers(model)
     _check_latent(model)
@@ -98,5 +100,5 @@ def _check_experts(model: ModelSpec, experts: Experts) -> None:
 
 
 def _usual_ffn(hidden: int, heads: int) -> int:
-    """The feed-forward size that llama models have: 8/3 of hidden, a multiple of the heads."""
+    """Return the usual MLP width of llama models: 8/3 of hidden, as a multiple of the heads."""
     return max(heads, 8 * hidden // 3 // heads * heads)

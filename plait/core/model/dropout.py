@@ -1,6 +1,5 @@
-"""Dropout as far as memory depends on it: what drawing a mask takes, and the blocks in which attention with
-dropout is computed. The runtime goes by it, and so do the models of memory.
-"""
+"""Memory of dropout: the buffers for drawing a mask, and the blocks in which attention with dropout
+is computed. The runtime and the models of memory both use it."""
 
 from __future__ import annotations
 
@@ -11,17 +10,18 @@ from typing import NamedTuple
 HASHED = 16
 """Bytes of an element while its mask is drawn: two 64-bit integers."""
 WIDE = 4
-"""Bytes of a number in which sums are made, unless the model itself computes in more."""
+"""Bytes of an element of sums, unless the model itself has a wider type."""
 LEAST, MOST = 16, 256
-"""Queries of a block, if there are as many: enough for a matrix product; few enough that what they cannot see
-yet is left out of most blocks."""
+"""Least and most queries of a block, if the sequence has as many: enough for a matrix product; few
+enough that keys which they cannot see yet are left out of most blocks."""
 ON_CPU, ON_GPU = 1 << 17, 1 << 22
-"""Attention weights of a block, about: as many as a core's cache holds; as many as keep a GPU busy."""
+"""Approximate number of attention weights of a block: as many as a core's cache holds; as many as
+keep a GPU busy."""
 
 
 class Block(NamedTuple):
-    """rows: first and last + 1 of (sample, key/value head). queries: likewise, of the sequence; those see
-    keys before the last + 1."""
+    """Range of attention weights. rows: first and last + 1 of (sample, key/value head). queries:
+    first and last + 1 query of the sequence; they see keys before the last + 1."""
 
     rows: tuple[int, int]
     queries: tuple[int, int]
@@ -29,8 +29,8 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Blocks:
-    """Attention weights [rows, group, sequence, sequence] in blocks that are computed one after the other:
-    their memory is used again, and the backward computes them again from the log-sum-exp.
+    """Attention weights [rows, group, sequence, sequence] in blocks that are computed one after the
+    other: blocks share the same memory, and the backward recomputes them from the log-sum-exp.
 
     rows: samples times key/value heads. group: query heads of a key/value head.
     """
@@ -42,36 +42,38 @@ class Blocks:
 
     @property
     def queries(self) -> int:
-        """Queries of a block."""
+        """Number of queries of a block."""
         most = (ON_GPU if self.gpu else ON_CPU) // (self.group * self.sequence)
         return min(self.sequence, MOST, max(LEAST, most))
 
     @property
     def rows_at_once(self) -> int:
-        """Rows of a block."""
+        """Number of rows of a block."""
         most = (ON_GPU if self.gpu else ON_CPU) // (self.group * self.queries * self.sequence)
         return max(1, min(self.rows, most))
 
     @property
     def weights(self) -> int:
-        """Attention weights of the largest block: those that its queries see."""
+        """Number of attention weights of the largest block, for the keys that its queries see."""
         whole = self.sequence // self.queries * self.queries
         largest = max(self.queries * whole, (self.sequence - whole) * self.sequence)
         return self.rows_at_once * self.group * largest
 
     def forward(self, size: int, itemsize: int) -> int:
-        """Bytes beside what attention is given and gives, at most. size: numbers of a head."""
+        """Return the most bytes of the forward, besides attention's inputs and output. size:
+        elements of a head."""
         queries = self.rows_at_once * self.group * self.queries * size
         return self.weights * (_each(itemsize) + HASHED) + queries * itemsize
 
     def backward(self, size: int, itemsize: int) -> int:
-        """Likewise; the weights' gradient, and sums of keys' and values', come to it."""
+        """Return the most bytes of the backward, besides attention's inputs and outputs: it adds
+        the weights' gradient, and sums of keys and values. size: elements of a head."""
         queries, keys = (self.rows_at_once * n * size for n in (self.group * self.queries, self.sequence))
         sums = 2 * keys * max(itemsize, WIDE)
         return self.weights * (_each(itemsize) + itemsize + HASHED) + 3 * queries * itemsize + sums
 
     def __iter__(self) -> Iterator[Block]:
-        """All of them: those of the same rows stand together, queries ascend."""
+        """Yield all blocks: blocks of the same rows follow each other, with ascending queries."""
         for row in range(0, self.rows, self.rows_at_once):
             for query in range(0, self.sequence, self.queries):
                 rows = row, min(self.rows, row + self.rows_at_once)
@@ -79,5 +81,6 @@ class Blocks:
 
 
 def _each(itemsize: int) -> int:
-    """Bytes of a weight, whose softmax is in fp32 at least, and of the product that it is made of."""
+    """Return the bytes of a weight, whose softmax is in fp32 at least, and of the product from
+    which it is made."""
     return itemsize if itemsize >= WIDE else itemsize + WIDE

@@ -1,8 +1,8 @@
-"""Experts: the mixture-of-experts sublayers of a model (Shazeer 2017, arXiv 1701.06538), as shapes.
+"""Experts: shapes of a model's mixture-of-experts sublayers (Shazeer 2017, arXiv 1701.06538).
 
-A router sends every token to ``per_token`` of ``count`` MLPs; ``shared`` ones see every token besides
-(DeepSeekMoE, arXiv 2401.06066). What Plait can say of such a model is what the planner needs; no rank trains
-one yet (``refuse_experts``).
+A router sends every token to ``per_token`` of ``count`` MLPs; ``shared`` experts see every token in
+addition (DeepSeekMoE, arXiv 2401.06066). Such a model can be planned; no rank can train it yet
+(``refuse_experts``).
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Raises JobError naming the key, ``model.experts.*``, of what cannot be."""
+    """Experts of a model's layers. Raises JobError, naming the key ``model.experts.*``, for
+    impossible values."""
 
     count: Count
     """Routed experts of a layer."""
     per_token: Count
-    """Of these, how many every token goes to (top-k)."""
+    """Routed experts that every token goes to (top-k)."""
     ffn_hidden: Natural = 0
-    """Width of a routed expert. 0: the model's."""
+    """Width of a routed expert. 0: the model's MLP width."""
     shared: Natural = 0
-    """Experts that every token goes to."""
+    """Shared experts, which every token goes to."""
     shared_ffn_hidden: Natural = 0
-    """Width of a shared expert. 0: a routed one's."""
+    """Width of a shared expert. 0: the width of a routed expert."""
     capacity: NotNegative = 0.0
-    """Tokens that an expert takes at most, to those that it would have if all had as many (GShard, arXiv
-    2006.16668): others are dropped. 0: none is (dropless)."""
+    """Capacity factor: most tokens of an expert, relative to equal numbers for all experts (GShard,
+    arXiv
+    2006.16668). Further tokens are dropped. 0: no token is dropped (dropless)."""
     first_dense: Natural = 0
-    """So many first layers have an ordinary MLP."""
+    """Number of first layers that have an ordinary MLP."""
     every: Count = 1
-    """Of the others, those whose number is a multiple of it have experts."""
+    """Interval of layers with experts, after the first ``first_dense``: layers whose number is a
+    multiple of it."""
 
     def __post_init__(self) -> None:
         check_limits(self, "model.experts")
@@ -53,12 +56,12 @@ class Experts:
                            changes=[{"model.experts.shared": 1}, {"model.experts.shared_ffn_hidden": 0}])  # fmt: skip
 
     def filled(self, ffn_hidden: int) -> Experts:
-        """With widths that were left out. ffn_hidden: the model's."""
+        """Return the experts with default widths filled in. ffn_hidden: the model's MLP width."""
         own = self.ffn_hidden or ffn_hidden
         return replace(self, ffn_hidden=own, shared_ffn_hidden=(self.shared_ffn_hidden or own) if self.shared else 0)
 
     def at(self, layer: int) -> bool:
-        """Whether a layer has experts.
+        """Return True if a layer has experts.
 
         >>> [Experts(count=4, per_token=1, first_dense=1, every=2).at(layer) for layer in range(5)]
         [False, False, True, False, True]
@@ -67,23 +70,25 @@ class Experts:
 
     @property
     def shared_width(self) -> int:
-        """Of all shared experts together."""
+        """Width of all shared experts together."""
         return self.shared * self.shared_ffn_hidden
 
     @property
     def active_width(self) -> int:
-        """Of all experts that a token goes to."""
+        """Width of all experts of a token together."""
         return self.per_token * self.ffn_hidden + self.shared_width
 
     @property
     def load(self) -> float:
-        """Rows that the experts compute, to the tokens: ``per_token``, or less where some are dropped."""
+        """Rows that experts compute for each token: ``per_token``, or fewer if tokens are
+        dropped."""
         return self.per_token * (min(1.0, self.capacity) if self.capacity else 1.0)
 
 
 def check_expert_parallel(model: ModelSpec, ep: int, replicas: int | None) -> None:
-    """Raise JobError where ``ep`` ranks of the ``replicas`` (dp x cp) that hold the same attention cannot
-    share out the experts of every layer. replicas: None where the planner is to choose them."""
+    """Raise JobError if ``ep`` ranks of the ``replicas`` (dp x cp) that hold the same attention
+    weights cannot share out the experts of every layer. replicas: None if the planner chooses
+    them."""
     if ep == 1:
         return
     if model.experts is None:
@@ -98,7 +103,7 @@ def check_expert_parallel(model: ModelSpec, ep: int, replicas: int | None) -> No
 
 
 def refuse_experts(model: ModelSpec, doing: str = "trained") -> None:
-    """Raise JobError for a model with experts, which cannot be trained yet, or what ``doing`` says."""
+    """Raise JobError for a model with experts, which cannot be trained (or ``doing``) yet."""
     if model.experts is not None:
         raise JobError(
             f"a model with {model.experts.count} experts a layer can be planned for, and not be {doing} yet",

@@ -1,8 +1,8 @@
-"""What Hugging Face calls a model: for each ``model_type`` the keys of ``config.json``, read and written, and
-the names of tensors.
+"""Hugging Face's names for models: for each ``model_type`` the keys of ``config.json``, read and
+written, and the names of tensors.
 
-A key of a shape stands in one table (``_GPT2``, ``_LLAMA``), which both directions take. Names of tensors are
-those of our families: models whose layers are alike share them.
+Each key of a shape is in one table (``_GPT2``, ``_LLAMA``), which serves both directions. Names of
+tensors belong to Plait's families: models with equal layers share them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ CONSTANTS: dict[Family, re.Pattern[str]] = {
     "gpt": re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),
     "llama": re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
 }
-"""Constants that older files keep among the weights; transformers computes them anew, too."""
+"""Constants that older files keep among the weights. Plait computes them anew, as transformers
+does."""
 
 # ---- keys of config.json ----
 
@@ -73,20 +74,20 @@ _LLAMA = {
     "vocab": "vocab_size", "max_sequence": "max_position_embeddings", "tied_embeddings": "tie_word_embeddings",
     "norm_eps": "rms_norm_eps", "rope_theta": "rope_theta", "attention_dropout": "attention_dropout",
 }  # fmt: skip
-"""What Hugging Face calls our fields."""
+"""Hugging Face's names for Plait's fields."""
 _LLAMA3 = {
     "factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor",
     "original_max_positions": "original_max_position_embeddings",
 }  # fmt: skip
 _ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
-"""Keys of the rotary table, beside those of Llama 3's scaling."""
+"""Keys of the rotary table, besides the keys of Llama 3's scaling."""
 
 
 @dataclass(frozen=True)
 class ModelType:
-    """How one ``model_type`` is written. names: of our fields. only: switches, and the value that Plait
-    computes. same: other names of keys. more: other keys that are read. architectures: the classes whose
-    weights are this model's; the first is written."""
+    """Form of one ``model_type``. names: Hugging Face's keys, by Plait's field. only: switches,
+    with the value that Plait computes. same: other names of keys. more: other keys that are read.
+    architectures: classes with this model's weights; the first is written."""
 
     read: Callable[[dict[str, Any]], ModelSpec]
     names: Mapping[str, str]
@@ -102,7 +103,7 @@ def _from_gpt2(config: dict[str, Any]) -> ModelSpec:
         raise JobError(f"activation {shown(activation)} is not supported", key="activation_function",
                        fix="Supported: gelu_new, gelu_pytorch_tanh")  # fmt: skip
     habits = {"tied_embeddings": True, "norm_eps": 1e-5, "dropout": 0.1, "attention_dropout": 0.1, "ffn_hidden": None}
-    taken = _taken(config, _GPT2, habits)
+    taken = _own_fields(config, _GPT2, habits)
     embedding = config.get("embd_pdrop", 0.1)
     if taken["dropout"] != embedding:
         raise JobError(f"{shown(taken['dropout'])} differs from embd_pdrop = {shown(embedding)}, and Plait has one "
@@ -118,7 +119,7 @@ def _from_mistral(config: dict[str, Any]) -> ModelSpec:
     spec = _like_llama(config, {"num_kv_heads": 8, "head_size": None})
     window = _whole(config, "sliding_window", 4096) if config.get("sliding_window", 4096) is not None else 0
     if config.get("sliding_window") == 0:
-        raise JobError("0 has no token see another in transformers, and not all of them", key="sliding_window",
+        raise JobError("0 means in transformers that no token sees another", key="sliding_window",
                        fix="Supported: null for no window, or at least 1")  # fmt: skip
     return replace(spec, window=window)
 
@@ -134,7 +135,7 @@ def _from_qwen3(config: dict[str, Any]) -> ModelSpec:
     kinds: Any = config.get("layer_types") or default
     if not slides and kinds == [_KINDS[False]] * layers:
         return spec
-    for number in range(layers + 1):  # of first layers, then of every so many: the first that says the same
+    for number in range(layers + 1):  # the first full_first and full_every with these layer types
         for every in (0, *range(2, layers + 1)):
             found = replace(spec, window=window, full_first=number, full_every=every)
             if kinds == _layer_types(found) and slides:
@@ -155,7 +156,7 @@ def _json(value: bool) -> str:
 
 
 def _whole(config: dict[str, Any], key: str, habit: int) -> int:
-    """A number of tokens or layers; null is as if it were left out."""
+    """Return a number of tokens or layers; null counts as left out, which means ``habit``."""
     value = config.get(key)
     if value is not None and (type(value) is not int or value < 0):
         raise JobError(f"{shown(value)} is not a whole number", key=key, fix=f"Leave it out for {habit}")
@@ -163,21 +164,22 @@ def _whole(config: dict[str, Any], key: str, habit: int) -> int:
 
 
 def _like_llama(config: dict[str, Any], shapes: dict[str, Any]) -> ModelSpec:
-    """shapes: those that may be left out, and what they are then."""
+    """Return the spec of a model with llama's layers. shapes: fields that may be left out, with
+    their defaults."""
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise JobError(f"{shown(activation)} is not supported", key="hidden_act", fix="Supported: silu, swish")
     theta, scaling = _rope(config)
     habits = {"tied_embeddings": False, "norm_eps": 1e-6, "rope_theta": 10000.0, "attention_dropout": 0.0}
-    taken = _taken(config | theta, _LLAMA, habits | shapes)
+    taken = _own_fields(config | theta, _LLAMA, habits | shapes)
     return ModelSpec.from_dict({"family": "llama", "rope_scaling": scaling} | taken)
 
 
 def _rope(config: dict[str, Any]) -> tuple[dict[str, Any], RopeScaling | None]:
-    """The base of the rotary frequencies, if the rotary table has it, and Llama 3's scaling.
+    """Return the base of the rotary frequencies, if the rotary table has it, and Llama 3's scaling.
 
-    Newer files hold everything under ``rope_parameters``; older ones split it over ``rope_theta`` and
-    ``rope_scaling``. Where both tables stand they must agree.
+    Newer files have everything under ``rope_parameters``; older ones split it over ``rope_theta``
+    and ``rope_scaling``. If a file has both tables they must agree.
     """
     tables = dict[str, dict[str, Any]]()
     for name in ("rope_parameters", "rope_scaling"):
@@ -208,7 +210,8 @@ def _rope(config: dict[str, Any]) -> tuple[dict[str, Any], RopeScaling | None]:
 
 
 def _check_rope(config: dict[str, Any], where: str, rope: dict[str, Any]) -> None:
-    """Raise JobError for a kind of rotary positions, or a part of one, that Plait does not compute."""
+    """Raise JobError for a kind of rotary positions, or a part of a kind, that Plait does not
+    compute."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):
         raise JobError(f"rope type {shown(kind)} is not supported", key=where, fix="Supported: default, llama3")
@@ -223,9 +226,10 @@ def _check_rope(config: dict[str, Any], where: str, rope: dict[str, Any]) -> Non
             raise JobError(f"{shown(part)} is not supported", key=name, fix="Supported: 1.0")
 
 
-def _taken(config: dict[str, Any], names: dict[str, str], habits: dict[str, Any]) -> dict[str, Any]:
-    """Our fields from theirs; what is left out is as habits have it. Raises JobError for what has no habit,
-    and for a null or a zero where transformers would not take the habit."""
+def _own_fields(config: dict[str, Any], names: dict[str, str], habits: dict[str, Any]) -> dict[str, Any]:
+    """Return Plait's fields from Hugging Face's keys. habits: defaults of keys that may be left
+    out. Raises JobError for a missing key without a default, and for a null or a zero where
+    transformers would not take the default."""
     found: dict[str, Any] = {}
     for ours, theirs in names.items():
         if theirs not in config and ours not in habits:
@@ -245,7 +249,7 @@ def _is_zero(value: Any) -> bool:
 
 
 def check_family(spec: ModelSpec) -> None:
-    """Raise CheckpointError for a model that Hugging Face has no name for."""
+    """Raise CheckpointError for a model that Hugging Face has no type for."""
     if spec.levels or spec.parallel_block:
         kind = "U-Transformer" if spec.levels else f"{spec.family} model with parallel blocks"
         raise CheckpointError(
@@ -254,34 +258,38 @@ def check_family(spec: ModelSpec) -> None:
 
 
 def huggingface_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
-    """The ``config.json`` of ``spec``, which ``ModelSpec.from_huggingface`` reads back. dtype: of weights, as
-    torch calls it. Raises CheckpointError where there is none."""
+    """Return the ``config.json`` of ``spec``, which ``ModelSpec.from_huggingface`` reads back.
+    dtype: type of the weights, in torch's words. Raises CheckpointError if Hugging Face has no such
+    model."""
     check_family(spec)
-    kind = "gpt2" if spec.family == "gpt" else "qwen3" if spec.qk_norm else "mistral" if spec.windowed else "llama"
-    if kind == "mistral" and spec.windowed < 1:
+    kind = "gpt2" if spec.family == "gpt" else "qwen3" if spec.qk_norm else "mistral" if spec.window_share else "llama"
+    if kind == "mistral" and spec.window_share < 1:
         raise CheckpointError("Hugging Face has no Llama or Mistral with a sliding window in some layers only")
     written = MODEL_TYPES[kind]
     config: dict[str, Any] = {"architectures": [written.architectures[0]], "model_type": kind, "torch_dtype": dtype}
     config |= {"bos_token_id": None, "eos_token_id": None} | _fields(spec, written.names)
-    return config | (_gpt2_beside(spec) if kind == "gpt2" else _llama_beside(spec))
+    return config | (_gpt2_extra_keys(spec) if kind == "gpt2" else _llama_extra_keys(spec))
 
 
 def _fields(of: ModelSpec | RopeScaling, names: Mapping[str, str]) -> dict[str, Any]:
-    """Our fields under their names; a job may have written a whole number in place of a float."""
+    """Return fields under Hugging Face's names. Floats stay floats, although a job may have a whole
+    number in their place."""
     floats = {field.name: field.type == "float" for field in fields(of)}
     return {theirs: float(getattr(of, ours)) if floats[ours] else getattr(of, ours) for ours, theirs in names.items()}
 
 
-def _gpt2_beside(spec: ModelSpec) -> dict[str, Any]:
-    """Keys that are no field of ours."""
+def _gpt2_extra_keys(spec: ModelSpec) -> dict[str, Any]:
+    """Return GPT-2's keys that are not fields of ModelSpec. Raises CheckpointError for heads that
+    do not divide the hidden size."""
     if spec.head_size * spec.num_heads != spec.hidden:
         problem = f"{spec.num_heads} heads of size {spec.head_size} with hidden = {spec.hidden}"
         raise CheckpointError(f"Hugging Face has no GPT-2 of {problem}: there the heads share out the hidden size")
     return {"activation_function": "gelu_new", "embd_pdrop": spec.dropout}
 
 
-def _llama_beside(spec: ModelSpec) -> dict[str, Any]:
-    """Likewise."""
+def _llama_extra_keys(spec: ModelSpec) -> dict[str, Any]:
+    """Return Llama's keys that are not fields of ModelSpec. Raises CheckpointError for a hidden
+    size that the heads do not divide."""
     if spec.hidden % spec.num_heads:
         problem = f"a hidden size ({spec.hidden}) that its {spec.num_heads} heads do not divide, whatever their size"
         raise CheckpointError(f"Hugging Face transformers loads no Llama with {problem}, so this model has no export")
@@ -290,8 +298,8 @@ def _llama_beside(spec: ModelSpec) -> dict[str, Any]:
     beside: dict[str, Any] = {"hidden_act": "silu", "attention_bias": False, "rope_scaling": table}
     if spec.qk_norm:
         window = {"sliding_window": spec.window or None, "max_window_layers": spec.full_first}
-        return beside | window | {"use_sliding_window": spec.windowed > 0, "layer_types": _layer_types(spec)}
-    return beside | ({"sliding_window": spec.window} if spec.windowed else {"mlp_bias": False})
+        return beside | window | {"use_sliding_window": spec.window_share > 0, "layer_types": _layer_types(spec)}
+    return beside | ({"sliding_window": spec.window} if spec.window_share else {"mlp_bias": False})
 
 
 _ROTARY = ("hidden_act", "rope_parameters", "rope_scaling", "partial_rotary_factor")

@@ -1,11 +1,12 @@
-"""Hugging Face's ``config.json``, read as a ModelSpec: a file from anywhere, with anything in it.
+"""Reader of Hugging Face's ``config.json`` into a ModelSpec. The file may have any origin and
+content.
 
-| keys | what becomes of them |
+| keys | treatment |
 |---|---|
 | shapes, epsilons, dropout, rotary positions | read (``core.model.families``) |
-| two names of one thing | refused where they differ |
+| two names of one key | refused if their values differ |
 | switches of what a layer computes (``only``) | refused by name, except with the value that Plait computes |
-| dtypes, token numbers, generation, labels (``_NO_NUMBERS``) | passed over, counted |
+| dtypes, token numbers, generation, labels (``_NO_NUMBERS``) | ignored, counted |
 | any other key | refused by name, unless it is null |
 """
 
@@ -18,19 +19,20 @@ from typing import Any, cast
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.files import reason_of
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.numbers import shown
-from plait.core.base.passed_over import PassedOver
 from plait.core.model.families import MODEL_TYPES, ModelType
 from plait.core.model.spec import ModelSpec
 
 LARGEST = 2 << 20
-"""Bytes of a config.json: with names of a thousand labels one has some 50,000."""
+"""Most bytes of a config.json: with the names of a thousand labels a file has some 50,000."""
 PASSED_OVER = "keys of config.json that change nothing of what is computed"
 _ONLY: dict[str, Any] = {
     "is_encoder_decoder": False, "add_cross_attention": False, "cross_attention_hidden_size": None,
     "pruned_heads": {}, "quantization_config": None, "per_layer_config": None, "auto_map": None,
 }  # fmt: skip
-"""Switches of every family: the one value that Plait computes. null, or the key left out, is always that."""
+"""Switches of every family, with the one value that Plait computes. null, or a missing key, means
+that value."""
 _ORIGIN = """
 transformers_version _name_or_path name_or_path _commit_hash _from_model_config unsloth_version unsloth_fixed
 is_llama_config transformers.js_config tokenizer_class prefix
@@ -57,16 +59,16 @@ exponential_decay_length_penalty suppress_tokens begin_suppress_tokens assistant
 assistant_lookbehind num_assistant_tokens num_assistant_tokens_schedule target_lookbehind
 """
 _NO_NUMBERS = frozenset(" ".join((_ORIGIN, _SAME_NUMBERS, _OTHER_HEADS, _GENERATION)).split())
-"""Keys that cannot change what a model computes of tokens."""
+"""Keys that cannot change what a model computes for tokens."""
 _ROUTERS = """
 router_aux_loss_coef router_jitter_noise output_router_logits norm_topk_prob scoring_func topk_method n_group
 topk_group routed_scaling_factor aux_loss_alpha seq_aux
 """
-"""How routers of experts choose and learn."""
+"""Keys for how routers of experts choose and learn."""
 
 
 def without_a_key(name: str) -> str:
-    """Why a job's [model] has no key for one of config.json; empty for any other name."""
+    """Return why a job's [model] has no key for a key of config.json; empty for any other name."""
     switches = {key: value for kind in MODEL_TYPES.values() for key, value in kind.only.items()}
     if name in _NO_NUMBERS or name == "architectures":
         return "changes nothing of what the model computes of tokens"
@@ -82,7 +84,7 @@ def without_a_key(name: str) -> str:
 
 
 def number_type(values: Mapping[str, Any]) -> str:
-    """The type of numbers that a configuration says, such as ``bfloat16``; empty where it says none."""
+    """Return the number type in a configuration, such as ``bfloat16``; empty if there is none."""
     inner = values.get("text_config")
     for table in (values, cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else dict[str, Any]()):
         for key in ("dtype", "torch_dtype"):
@@ -92,20 +94,22 @@ def number_type(values: Mapping[str, Any]) -> str:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """The keys of a ``config.json``, or of that in a folder. Raises JobError."""
+    """Return the keys of a ``config.json``. path: the file or its folder. Raises JobError if it
+    cannot be read."""
     file = path / "config.json" if path.is_dir() else path
     try:
         return read_table(file, LARGEST, unique=True)
     except (OSError, ValueError) as error:
-        fix = "Name a folder of transformers' save_pretrained, or its config.json"
+        fix = "Name a folder of transformers' save_pretrained, or its config.json (nothing is downloaded)"
         raise JobError(
             f"cannot be read as a Hugging Face config: {reason_of(error)}", file=str(file), fix=fix
         ) from None
 
 
-def read_config(path: Path, over: PassedOver | None = None) -> ModelSpec:
-    """The spec in a ``config.json`` (of a kind in ``MODEL_TYPES``), or in a folder with one; ``over`` counts
-    what was passed over. Raises JobError, with the file and its own key, for what is wrong or not run."""
+def read_config(path: Path, over: IgnoredInput | None = None) -> ModelSpec:
+    """Return the spec in a ``config.json`` (of a type in ``MODEL_TYPES``). path: the file or its
+    folder. over: counts ignored keys. Raises JobError, with the file and the file's own key, for
+    values that are wrong or that Plait cannot run."""
     file, values = path / "config.json" if path.is_dir() else path, read_values(path)
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
@@ -114,7 +118,7 @@ def read_config(path: Path, over: PassedOver | None = None) -> ModelSpec:
     family = MODEL_TYPES[kind]
     try:
         plain = _one_name_each(values, family.same)
-        _refuse_others(plain, family, over if over is not None else PassedOver())
+        _refuse_unknown(plain, family, over if over is not None else IgnoredInput())
         return family.read(plain)
     except JobError as error:
         key = (error.key or "").removeprefix("model.")
@@ -122,7 +126,8 @@ def read_config(path: Path, over: PassedOver | None = None) -> ModelSpec:
 
 
 def _one_name_each(values: dict[str, Any], same: Mapping[str, str]) -> dict[str, Any]:
-    """The values under the names that transformers writes. Raises JobError where two names disagree."""
+    """Return the values under the names that transformers writes. Raises JobError if two names of a
+    key disagree."""
     plain = dict(values)
     for other, name in same.items():
         if other in plain:
@@ -133,8 +138,9 @@ def _one_name_each(values: dict[str, Any], same: Mapping[str, str]) -> dict[str,
     return plain
 
 
-def _refuse_others(values: dict[str, Any], family: ModelType, over: PassedOver) -> None:
-    """Raise JobError for a switch or a key that would change what is computed; count what changes nothing."""
+def _refuse_unknown(values: dict[str, Any], family: ModelType, over: IgnoredInput) -> None:
+    """Raise JobError for a switch or a key that would change what is computed; count keys that
+    change nothing."""
     only: dict[str, Any] = {**_ONLY, **family.only}
     read = {"model_type", *family.names.values(), *family.more}
     for key, value in values.items():
@@ -152,13 +158,13 @@ def _refuse_others(values: dict[str, Any], family: ModelType, over: PassedOver) 
         else:
             known = [*read, *only, *_NO_NUMBERS]
             raise JobError(
-                f"unknown key{nearest(key, known)}: nobody knows whether it changes what the model computes",
+                f"unknown key{nearest(key, known)}, which may change what the model computes",
                 key=key, fix="Take it out if the weights are of a model without it",
             )  # fmt: skip
 
 
 def _check_architectures(value: Any, family: ModelType) -> None:
-    """Raise JobError for a class whose weights may mean something else."""
+    """Raise JobError for a class whose weights may have another meaning."""
     listed: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
     for one in listed:
         if one not in family.architectures:

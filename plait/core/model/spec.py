@@ -1,18 +1,23 @@
-"""ModelSpec: the shapes of a decoder-only transformer, and what follows from them (parameters, FLOPs).
+"""ModelSpec: the shapes of a decoder-only transformer, and what follows from them (parameters,
+FLOPs).
 
-Three families. ``gpt``: learned positions, LayerNorm, GELU, biases, tied embeddings (Radford 2019; Brown
-2020, arXiv 2005.14165). ``llama``: rotary positions, RMSNorm, SwiGLU, grouped-query heads, no biases (Touvron
-2023, arXiv 2307.09288; Llama 3, arXiv 2407.21783). ``utransformer``: gpt's layers in the shape of a U
-(Ronneberger 2015, arXiv 1505.04597; Petit 2021, arXiv 2103.06104), in one dimension and causal: a down path
-that halves the sequence ``levels`` times, a bottleneck, an up path that doubles it again, each of its levels
-adding what the down path had there. Shapes in comments: S sequence, B batch, H hidden, N heads, D head size,
-F feed-forward, V vocabulary.
+Three families. ``gpt``: learned positions, LayerNorm, GELU, biases, tied embeddings (Radford 2019;
+Brown 2020, arXiv 2005.14165). ``llama``: rotary positions, RMSNorm, SwiGLU, grouped-query heads, no
+biases (Touvron 2023, arXiv 2307.09288; Llama 3, arXiv 2407.21783). ``utransformer``: gpt's layers
+in the shape of a U (Ronneberger 2015, arXiv 1505.04597; Petit 2021, arXiv 2103.06104), in one
+dimension and causal: a down path that halves the sequence ``levels`` times, a bottleneck, and an up
+path that doubles it again; each level of the up path adds the down path's stream of that level.
+Shapes in comments: S sequence, B batch, H hidden, N heads, D head size, F feed-forward, V
+vocabulary.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -23,19 +28,22 @@ from plait.core.base.codec.data import Count, Natural, Positive, Texts, check_li
 from plait.core.base.errors import JobError, nearest
 from plait.core.model.check import ROPE_THETA, check_parts, check_sizes
 from plait.core.model.experts import Experts
-from plait.core.model.weights import MLP, Letters, Site, count, matrices_of, normed, weights_of
+from plait.core.model.weights import MLP, Dimensions, Sublayer, count, matrices_of, normed, weights_of
 
 Family = Literal["gpt", "llama", "utransformer"]
 Probability = Annotated[float, Ge(0), Lt(1)]
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 RARE = ("without", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim")
-"""Fields that a plan has only where they say something."""
+"""Fields that a plan's file has only if they are not empty or zero."""
 MOST_PARAMETERS = 10**15
-"""A thousand times the largest models; all that is computed from it fits into 64 bits."""
+"""Most parameters of a model, a thousand times the largest models: all numbers computed from it fit
+into 64 bits."""
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1 frequency scaling (arXiv 2407.21783; the ``llama3`` rope type of Hugging Face configs)."""
+    """Llama 3.1 frequency scaling (arXiv 2407.21783; the ``llama3`` rope type of Hugging Face
+    configs)."""
 
     factor: Positive
     low_freq_factor: Positive
@@ -51,15 +59,15 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """Shapes of one model. Raises JobError naming the field when they contradict each other.
+    """Shapes of one model. Raises JobError naming the field if they contradict each other.
 
     >>> ModelSpec(family="gpt", num_layers=2, hidden=8, num_heads=2, vocab=16, max_sequence=4).num_parameters
     1920
     """
 
     family: Family
-    """``gpt``: learned positions, LayerNorm, GELU, biases. ``llama``: rotary positions, RMSNorm, SwiGLU.
-    ``utransformer``: gpt's layers in the shape of a U."""
+    """``gpt``: learned positions, LayerNorm, GELU, biases. ``llama``: rotary positions, RMSNorm,
+    SwiGLU. ``utransformer``: gpt's layers in the shape of a U."""
     num_layers: Count
     """Transformer blocks."""
     hidden: Count
@@ -67,17 +75,18 @@ class ModelSpec:
     num_heads: Count
     """Attention heads."""
     vocab: Count
-    """Tokens of the vocabulary. A job may leave it out: the tokenizer's."""
+    """Size of the vocabulary. A job may leave it out: then the tokenizer's."""
     max_sequence: Count
-    """Positions of a learned embedding. A job may leave it out: ``data.sequence_length``."""
+    """Number of positions of a learned embedding. A job may leave it out: then
+    ``data.sequence_length``."""
     num_kv_heads: Natural = 0
     """Key/value heads, for grouped-query attention (llama). 0: as many as ``num_heads``."""
     ffn_hidden: Natural = 0
-    """Width of the MLP. 0: 4 x ``hidden``; llama needs it."""
+    """Width of the MLP. 0: 4 x ``hidden``, but not for llama, which needs a width."""
     head_size: Natural = 0
-    """0: ``hidden`` / ``num_heads``."""
+    """Size of an attention head. 0: ``hidden`` / ``num_heads``."""
     tied_embeddings: bool | None = None
-    """Whether the head shares the word embedding's weights. Left out: gpt does, llama does not."""
+    """Share the word embedding's weights with the head. Left out: true, but false for llama."""
     norm_eps: Annotated[float, Gt(0), Lt(1)] = 1e-5
     """Epsilon of the norms."""
     rope_theta: Positive = ROPE_THETA
@@ -85,34 +94,40 @@ class ModelSpec:
     rope_scaling: RopeScaling | None = None
     """Llama 3.1's frequency scaling."""
     dropout: Probability = 0.0
-    """After the embedding and on every sublayer's output."""
+    """Dropout probability after the embedding and on every sublayer's output."""
     attention_dropout: Probability = 0.0
-    """On the attention weights; forgoes the fused attention kernels."""
+    """Dropout probability of the attention weights. Above 0, attention does not use fused
+    kernels."""
     levels: Natural = 0
-    """Of a utransformer: how often the down path halves the sequence."""
+    """Number of times that the down path of a utransformer halves the sequence."""
     parallel_block: bool = False
-    """Attention and MLP read one norm, and their outputs are added at once (Wang 2021, GPT-J)."""
+    """Parallel blocks: attention and MLP read the same norm, and their outputs are added at once
+    (Wang 2021, GPT-J)."""
     qk_norm: bool = False
-    """Queries and keys are normalised head by head before their rotation (llama; Qwen3, arXiv 2505.09388)."""
+    """Normalise queries and keys head by head before their rotation (llama; Qwen3, arXiv
+    2505.09388)."""
     window: Natural = 0
-    """Tokens that a query sees, its own included: a sliding window (llama; Mistral, arXiv 2310.06825). 0: all
-    before it."""
+    """Sliding window: number of tokens that a query sees, its own included (llama; Mistral, arXiv
+    2310.06825). 0: no window, a query sees all tokens before it."""
     full_first: Natural = 0
-    """So many first layers have no window."""
+    """Number of first layers without a window."""
     full_every: Natural = 0
-    """Of the others, every so-manieth has none (Gemma 3: 6, the sixth and the twelfth). 0: all have one."""
+    """Interval of layers without a window, counted after the first ``full_first`` layers (Gemma 3:
+    6, so the sixth and the twelfth have none). 0: all of them have a window."""
     experts: Experts | None = None
-    """Mixture-of-experts layers, in a table of their own. They can be planned for, not trained yet."""
+    """Mixture-of-experts layers, in a table of their own. They can be planned, not trained yet."""
     q_lora_rank: Natural = 0
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): size of what queries are made from.
-    Planned, not trained."""
+    """Rank of the latent from which queries are made, in multi-head latent attention (DeepSeek-V2,
+    arXiv
+    2405.04434), which can be planned, not trained."""
     kv_lora_rank: Natural = 0
-    """Size of what keys and values are made from. 0: attention is not latent."""
+    """Rank of the latent from which keys and values are made. 0: no latent attention."""
     qk_rope_head_dim: Natural = 0
-    """Numbers of a head's queries and keys that are rotated, beside ``head_size`` others."""
+    """Rotated dimensions of a head's queries and keys in latent attention, in addition to
+    ``head_size`` others."""
     without: Texts = ()
-    """Parts of the published model that Plait cannot describe, in words: it is planned without them, and not
-    trained. Empty to train what is described."""
+    """Parts of the published model that Plait cannot describe, in words: the model is planned
+    without them, and not trained. Empty: train the model as described."""
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -133,23 +148,23 @@ class ModelSpec:
 
     @property
     def has_bias(self) -> bool:
-        """Whether linear layers and norms have biases, and norms are LayerNorms."""
+        """True if linear layers and norms have biases, and norms are LayerNorms."""
         return self.family != "llama"
 
     @property
     def gated(self) -> bool:
-        """Whether the MLP has a gate beside its up projection (SwiGLU)."""
+        """True if the MLP has a gate besides its up projection (SwiGLU)."""
         return self.family == "llama"
 
     @property
     def learned_positions(self) -> bool:
-        """Whether positions are a trained embedding (rotary otherwise)."""
+        """True if positions are a trained embedding, not rotary."""
         return self.family != "llama"
 
     @property
     def resampling(self) -> tuple[tuple[int, Literal["down", "up"], int], ...]:
-        """(layer, direction, level) of every change of the sequence's length, just before that layer; level:
-        the finer one.
+        """(layer, direction, level) of every change of the sequence's length, just before that
+        layer. level: the finer of the two levels.
 
         >>> shape = dict(num_layers=5, hidden=8, num_heads=1, vocab=9, max_sequence=8)
         >>> ModelSpec(family="utransformer", levels=2, **shape).resampling
@@ -161,14 +176,15 @@ class ModelSpec:
         return cast("tuple[tuple[int, Literal['down', 'up'], int], ...]", (*down, *up))
 
     def level(self, layer: int) -> int:
-        """How often the sequence has been halved where ``layer`` works."""
+        """Return how often the sequence has been halved at ``layer``."""
         part = layer // (self.num_layers // (2 * self.levels + 1))
         return min(part, 2 * self.levels - part)
 
     # ---- counts ----
 
     def window_at(self, layer: int) -> int:
-        """Keys that a query sees in a layer, its own token included; 0: all before it.
+        """Return the number of keys that a query sees in a layer, its own token included; 0: all
+        keys before it.
 
         >>> shape = dict(num_layers=6, hidden=8, num_heads=1, ffn_hidden=8, vocab=9, max_sequence=8)
         >>> model = ModelSpec(family="llama", window=4, full_every=3, **shape)
@@ -179,23 +195,24 @@ class ModelSpec:
         return 0 if number < 1 or (self.full_every and number % self.full_every == 0) else self.window
 
     @property
-    def windowed(self) -> float:
-        """Of the layers, the part that has a window."""
+    def window_share(self) -> float:
+        """Share of the layers that have a window."""
         return sum(map(bool, map(self.window_at, range(self.num_layers)))) / self.num_layers
 
-    def keys_seen(self, sequence: int) -> float:
-        """Keys of a query, on the mean of queries and layers; causal half not deducted."""
-        return keys_seen(sequence, self.window, self.windowed)
+    def mean_keys(self, sequence: int) -> float:
+        """Return the mean number of keys of a query, over queries and layers; the causal half is
+        not deducted."""
+        return mean_keys(sequence, self.window, self.window_share)
 
     @property
     def normed_within(self) -> int:
-        """Numbers of a token that norms within attention's core normalise."""
+        """Elements of a token that norms within attention's core normalise."""
         return int(normed(self.letters)[0])
 
     @cached_property
-    def letters(self) -> Letters:
-        """Sizes, for the rows of ``weights``."""
-        return Letters(
+    def letters(self) -> Dimensions:
+        """Sizes of the model, for the rows of ``weights``."""
+        return Dimensions(
             H=self.hidden, Q=self.num_heads * self.head_size, K=self.num_kv_heads * self.head_size, F=self.ffn_hidden,
             V=self.vocab, P=self.max_sequence, biased=int(self.has_bias), gated=int(self.gated),
             learned=int(self.learned_positions), tied=int(bool(self.tied_embeddings)), block=int(self.parallel_block),
@@ -203,92 +220,98 @@ class ModelSpec:
             R=self.qk_rope_head_dim, latent=int(self.kv_lora_rank > 0),
         )  # fmt: skip
 
-    def numbers_of(self, *sites: Site) -> int:
-        """Parameters of one segment of each of these sites, norms included."""
+    def parameters_of(self, *sites: Sublayer) -> int:
+        """Return the number of parameters of one of each of these sublayers, norms included."""
         return count(weights_of(*sites), self.letters)
 
     @property
     def num_expert_layers(self) -> int:
-        """Layers with experts in place of one MLP."""
+        """Number of layers with experts in place of one MLP."""
         return sum(map(self.experts.at, range(self.num_layers))) if self.experts else 0
 
     def expert_parameters(self, ffn_hidden: int) -> int:
-        """Parameters of one expert of this width: an MLP without a norm."""
+        """Return the number of parameters of one expert of width ``ffn_hidden``: an MLP without a
+        norm."""
         return count(MLP, replace(self.letters, F=ffn_hidden))
 
     @property
     def routed_parameters(self) -> int:
-        """Parameters of all routed experts of a layer."""
+        """Number of parameters of all routed experts of a layer."""
         return self.experts.count * self.expert_parameters(self.experts.ffn_hidden) if self.experts else 0
 
     def expert_mlp_parameters(self, routed: int) -> int:
-        """Parameters of one sublayer of experts: ``routed`` of these, the shared ones, router and norm."""
+        """Return the number of parameters of one expert sublayer: ``routed`` routed experts, the
+        shared experts, router and norm."""
         if self.experts is None:
             return 0
         experts = self.experts
         shared = experts.shared * self.expert_parameters(experts.shared_ffn_hidden)
-        norm = self.numbers_of("mlp") - count(MLP, self.letters)
+        norm = self.parameters_of("mlp") - count(MLP, self.letters)
         return routed * self.expert_parameters(experts.ffn_hidden) + shared + experts.count * self.hidden + norm
 
     @property
     def num_parameters(self) -> int:
-        """All trainable parameters, exactly (vocabulary padding for tensor parallelism not counted)."""
+        """Exact number of trainable parameters, without padding of the vocabulary for tensor
+        parallelism."""
         routed = self.experts.count if self.experts else 0
-        layers = self.num_layers * self.numbers_of("attn")
-        layers += (self.num_layers - self.num_expert_layers) * self.numbers_of("mlp")
+        layers = self.num_layers * self.parameters_of("attn")
+        layers += (self.num_layers - self.num_expert_layers) * self.parameters_of("mlp")
         layers += self.num_expert_layers * self.expert_mlp_parameters(routed)
-        return layers + self.levels * self.numbers_of("down", "up") + self.numbers_of("embed", "head")
+        return layers + self.levels * self.parameters_of("down", "up") + self.parameters_of("embed", "head")
 
     @property
     def largest_matrix(self) -> int:
-        """Numbers of the largest matrix of a layer, experts left out."""
-        return max(weight.numbers(self.letters) for weight in matrices_of("attn", "mlp", "down", "up"))
+        """Number of elements of the largest matrix of a layer, experts left out."""
+        return max(weight.numel(self.letters) for weight in matrices_of("attn", "mlp", "down", "up"))
 
     def scores(self, sequence: int, layer: int) -> int:
-        """Pairs of a query and a key in a layer's attention over one sequence; causal half not deducted: of a
-        window both sides."""
+        """Return the number of (query, key) pairs in a layer's attention over one sequence. The
+        causal half is not deducted; of a window both sides count."""
         window = self.window_at(layer)
         return sequence * sequence - (max(0, sequence - window) ** 2 if window else 0)
 
     def attention_flops(self, sequence: int, layer: int = 0) -> int:
-        """Forward FLOPs of one attention sublayer for one sequence: 2 per multiply-add, causal half not
-        deducted.
+        """Return the forward FLOPs of one attention sublayer for one sequence: 2 per multiply-add,
+        causal half not deducted.
 
-        The convention of Narayanan 2021 (arXiv 2104.04473), appendix: norms, softmax and biases are not
+        Convention of Narayanan 2021 (arXiv 2104.04473), appendix: norms, softmax and biases are not
         counted.
         """
         return self.product_flops(sequence, "attn") + 4 * self.scores(sequence, layer) * self.core_width
 
     @property
     def core_width(self) -> int:
-        """Mean of a query's and a value's width over all heads: latent queries have a rotated part beside."""
+        """Mean of the width of queries and the width of values, each over all heads: queries of
+        latent attention have rotated dimensions in addition."""
         return self.letters.Q + self.num_heads * self.qk_rope_head_dim // 2
 
-    def product_flops(self, tokens: int, *sites: Site) -> int:
-        """Forward FLOPs of ``tokens`` times the matrices of one segment of each of these sites."""
+    def product_flops(self, tokens: int, *sites: Sublayer) -> int:
+        """Return the forward FLOPs of ``tokens`` tokens times the matrices of one of each of these
+        sublayers."""
         return 2 * tokens * count(matrices_of(*sites), self.letters)
 
     def expert_mlp_flops(self, sequence: int) -> int:
-        """Forward FLOPs of one sublayer of experts for one sequence: of the experts that tokens go to, and of
-        the router."""
+        """Return the forward FLOPs of one expert sublayer for one sequence: the experts that tokens
+        go to, and the router."""
         if self.experts is None:
             return 0
         experts = count(matrices_of("mlp"), replace(self.letters, F=self.experts.active_width))
         return 2 * sequence * (experts + self.experts.count * self.hidden)
 
     def step_flops(self, sequence: int, batch: int) -> int:
-        """Forward and backward FLOPs of one step: the backward costs twice the forward."""
+        """Return the forward and backward FLOPs of one step: the backward costs twice the
+        forward."""
         lengths = [sequence >> self.level(layer) for layer in range(self.num_layers)]
         attention = sum(self.attention_flops(length, layer) for layer, length in enumerate(lengths))
         forward = attention + 2 * sequence * self.hidden * self.vocab
-        routed = self.num_expert_layers  # of a model whose layers are all as long
+        routed = self.num_expert_layers  # models with experts have layers of one length
         forward += self.product_flops(sum(lengths[routed:]), "mlp") + routed * self.expert_mlp_flops(sequence)
         forward += sum(self.product_flops(sequence >> level + 1, "down", "up") for level in range(self.levels))
         return 3 * forward * batch
 
     def causal_step_flops(self, sequence: int, batch: int) -> int:
-        """``step_flops`` with the half of attention's scores that the causal mask leaves: what utilisation
-        counts, so that it cannot exceed 1."""
+        """Return ``step_flops`` with only the half of attention's scores that the causal mask
+        leaves. Utilisation uses this number, so that it cannot exceed 1."""
         lengths = [sequence >> self.level(layer) for layer in range(self.num_layers)]
         scores = sum(self.scores(length, layer) for layer, length in enumerate(lengths))
         return self.step_flops(sequence, batch) - 6 * scores * self.core_width * batch
@@ -296,13 +319,14 @@ class ModelSpec:
     # ---- reading ----
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; ``from_dict`` reads them back. What few models have is left out where it is
-        nothing."""
+        """Return plain values for JSON; ``from_dict`` reads them back. Fields of ``RARE`` are left
+        out if they are empty or zero."""
         return {key: value for key, value in asdict(self).items() if key not in RARE or value}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> ModelSpec:
-        """A spec from plain values (a job file's [model] table, a plan). Refuses unknown keys."""
+        """Return the spec in plain values (a job file's [model] table, a plan). Raises JobError for
+        unknown or missing keys."""
         needed = ("family", "num_layers", "hidden", "num_heads", "vocab", "max_sequence")
         missing = [key for key in needed if key not in values]
         if missing and not any(nearest(key, missing) for key in values if key not in ModelSpec.__dataclass_fields__):
@@ -313,36 +337,47 @@ class ModelSpec:
 
     @staticmethod
     def from_huggingface(path: str | Path) -> ModelSpec:
-        """The spec a Hugging Face ``config.json`` (``gpt2`` or ``llama``) describes. Raises JobError for what
-        we cannot run."""
-        from plait.core.model.huggingface import read_config  # which makes a ModelSpec
+        """Return the spec in a Hugging Face ``config.json`` of a type in ``families.MODEL_TYPES``.
+        Raises JobError for a model that Plait cannot run."""
+        from plait.core.model.huggingface import read_config  # a module that imports this one
 
         return read_config(Path(path))
 
     @staticmethod
     def preset(name: str, folder: Path) -> ModelSpec:
-        """The spec in ``folder/NAME.toml``."""
+        """Return the spec in ``folder/NAME.toml``."""
         return ModelSpec.from_dict(ModelSpec.preset_values(name, folder))
 
     @staticmethod
     def preset_values(name: str, folder: Path) -> dict[str, Any]:
-        """What ``folder/NAME.toml`` says, before anything is derived from it, so that a job may still change
-        a shape."""
+        """Return the values in ``folder/NAME.toml`` before defaults are derived from them, so that
+        a job may still change a shape. Raises JobError for an unknown name."""
         known = sorted(file.stem for file in folder.glob("*.toml"))
         if name not in known:
-            raise JobError(
-                f"no model preset '{name}'{nearest(name, known)}",
-                key="model.preset",
-                fix=f"Known presets: {', '.join(known)}",
-            )
+            raise _unknown_preset(name, known)
         return tomllib.loads((folder / f"{name}.toml").read_text())
 
 
-def keys_seen(sequence: Any, window: Any, windowed: Any) -> Any:
-    """Keys of a query, on the mean of queries and layers; causal half not deducted. windowed: of the layers,
-    the part that has a window. All may be columns.
+def _unknown_preset(name: str, known: Sequence[str]) -> JobError:
+    """Return the error of a preset that does not exist. A hub's name, such as
+    ``meta-llama/Llama-3.1-8B``, is answered with the preset of that family and size, if there is
+    one."""
+    key, fix = "model.preset", f"Known presets: {', '.join(known)}"
+    if not _HUB_NAME.fullmatch(name):
+        return JobError(f"no model preset '{name}'{nearest(name, known)}", key=key, fix=fix)
+    plain = name.rpartition("/")[2].lower().removeprefix("meta-").replace("llama-2", "llama2")
+    size = re.search(r"(?<![\d.])(\d+x)?\d+(\.\d+)?[bm](?![a-z])", plain)
+    near = get_close_matches(plain, [one for one in known if size and one.endswith(f"-{size[0]}")], n=1, cutoff=0.5)
+    problem = f"'{name}' is a name of a model hub, and nothing is downloaded"
+    own = "name a downloaded folder with model.huggingface=FOLDER"
+    return JobError(problem, key=key, fix=f"Use model.preset={near[0]}, or {own}" if near else f"N{own[1:]}. {fix}")
 
-    >>> float(keys_seen(8, 4, 1.0)), float(keys_seen(8, 4, 0.5)), float(keys_seen(8, 0, 0.0))
+
+def mean_keys(sequence: Any, window: Any, windowed: Any) -> Any:
+    """Return the mean number of keys of a query, over queries and layers; the causal half is not
+    deducted. windowed: share of the layers that have a window. All arguments may be arrays.
+
+    >>> float(mean_keys(8, 4, 1.0)), float(mean_keys(8, 4, 0.5)), float(mean_keys(8, 0, 0.0))
     (6.0, 7.0, 8.0)
     """
     beyond = (sequence - window) * (sequence > window)

@@ -1,5 +1,5 @@
-"""How a model is divided: strategies, the layout of ranks, sharding."""
+"""Division of a model over ranks: strategies, the layout of ranks, sharding."""
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["layout", "matrices", "optimizers", "sharding", "strategy"]
+__all__ = ["layout", "sharding", "strategy"]

@@ -1,7 +1,8 @@
-"""Layout: the one place where rank order exists.
+"""Layout: the one place that defines rank order.
 
-Axes from outermost to innermost: ``pp, dp, cp, tp``; tp is innermost so that it stays inside a node. A rank's
-number is the mixed-radix number of its coordinates. Placement permutes nodes, never the layout.
+Axes from outermost to innermost: ``pp, dp, cp, tp``; tp is innermost so that it stays inside a
+node. A rank's number is the mixed-radix number of its coordinates. Placement permutes nodes, never
+the layout.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MeshAxis = Literal["dp", "cp", "tp", "replicas"]
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks of one place of a pipeline: ``first`` and those after it, tp innermost.
+    """Global ranks of one pipeline rank: ``first`` and the ranks after it, tp innermost.
 
     >>> Mesh(4, dp=2, tp=2).group_of(5, "dp")
     (5, 7)
@@ -34,30 +35,31 @@ class Mesh:
 
     @property
     def ranks(self) -> range:
-        """All its ranks."""
+        """All global ranks of the mesh."""
         return range(self.first, self.first + self.replicas * self.tp)
 
     @property
     def replicas(self) -> int:
-        """How many ranks hold the same weights."""
+        """Number of ranks that hold the same weights."""
         return self.dp * self.cp
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
-        """Where a rank stands on dp, cp and tp."""
+        """Return a rank's coordinates on dp, cp and tp."""
         rest, tp = divmod(rank - self.first, self.tp)
         dp, cp = divmod(rest, self.cp)
         return {"dp": dp, "cp": cp, "tp": tp}
 
     def rank(self, *, dp: int = 0, cp: int = 0, tp: int = 0) -> int:
-        """The rank at these coordinates."""
+        """Return the rank at these coordinates."""
         return self.first + (dp * self.cp + cp) * self.tp + tp
 
     def replica(self, rank: int) -> int:
-        """Which of the ``replicas`` a rank is: cp neighbours stand side by side."""
+        """Return the number of a rank's replica, below ``replicas``: cp neighbours are next to each
+        other."""
         return (rank - self.first) // self.tp
 
     def group_of(self, rank: int, axis: MeshAxis) -> tuple[int, ...]:
-        """The group along ``axis`` that holds ``rank``; ``replicas``: dp and cp together."""
+        """Return the group along ``axis`` that holds ``rank``; ``replicas``: dp and cp together."""
         at = rank - self.first
         strides = {
             "tp": (1, self.tp),
@@ -72,7 +74,8 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Layout:
-    """degrees: (dp, tp) of every place of the pipeline, which may differ. cp: of all places.
+    """Degrees of parallelism, which fix the order of ranks. degrees: (dp, tp) of every pipeline
+    rank, which may differ. cp: the same for all pipeline ranks.
 
     >>> layout = Layout.of(pp=2, dp=2, tp=2)
     >>> layout.groups("tp")
@@ -91,12 +94,12 @@ class Layout:
 
     @staticmethod
     def of(*, pp: int = 1, dp: int = 1, cp: int = 1, tp: int = 1) -> Layout:
-        """With equal places."""
+        """Return a layout whose pipeline ranks have equal degrees."""
         return Layout(((dp, tp),) * pp, cp)
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
-        """The ranks of every place."""
+        """The mesh of every pipeline rank."""
         made: list[Mesh] = []
         for dp, tp in self.degrees:
             made.append(Mesh(made[-1].ranks.stop if made else 0, dp, tp, self.cp))
@@ -104,26 +107,28 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.meshes[-1].ranks.stop
 
     @property
     def uniform(self) -> bool:
-        """Whether all places are alike, so that there are groups along pp."""
+        """True if all pipeline ranks have equal degrees, so that there are groups along pp."""
         return len(set(self.degrees)) == 1
 
-    def place_of(self, rank: int) -> int:
-        """The place that a rank belongs to."""
+    def pp_rank_of(self, rank: int) -> int:
+        """Return the pipeline rank that a global rank belongs to. Raises ValueError for a rank
+        outside of the layout."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} outside 0..{self.world_size - 1}")
         return next(place for place, mesh in enumerate(self.meshes) if rank in mesh.ranks)
 
     def mesh_of(self, rank: int) -> Mesh:
-        """The mesh that a rank belongs to."""
-        return self.meshes[self.place_of(rank)]
+        """Return the mesh that a rank belongs to."""
+        return self.meshes[self.pp_rank_of(rank)]
 
     def rank(self, *, pp: int = 0, dp: int = 0, cp: int = 0, tp: int = 0) -> int:
-        """The rank at these coordinates."""
+        """Return the rank at these coordinates. Raises ValueError for coordinates outside of the
+        layout."""
         for axis, at, degree in (("pp", pp, len(self.degrees)), ("cp", cp, self.cp)):
             if not 0 <= at < degree:
                 raise ValueError(f"coordinate {axis}={at} outside 0..{degree - 1}")
@@ -133,29 +138,30 @@ class Layout:
         return self.meshes[pp].rank(dp=dp, cp=cp, tp=tp)
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
-        """Where ``rank`` stands on every axis."""
-        place = self.place_of(rank)
+        """Return the coordinates of ``rank`` on every axis."""
+        place = self.pp_rank_of(rank)
         return {"pp": place, **self.meshes[place].coordinates(rank)}
 
     def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
-        """The ranks of every group along ``axis``, groups in order of their lowest rank."""
+        """Return the ranks of every group along ``axis``, groups in order of their lowest rank."""
         return tuple(sorted({self.group_of(rank, axis) for rank in range(self.world_size)}))
 
     def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
-        """The group along ``axis`` that holds ``rank``; along pp only where all places are alike."""
+        """Return the group along ``axis`` that holds ``rank``; along pp only if the layout is
+        uniform."""
         if axis != "pp":
             return self.mesh_of(rank).group_of(rank, axis)
-        assert self.uniform, "places that differ have no groups along pp"
+        assert self.uniform, "pp ranks of different sizes have no groups along pp"
         each = len(self.meshes[0].ranks)
         return tuple(range(rank % each, self.world_size, each))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceCut:
-    """How ``cp`` ranks share a sequence: rings of ``ring`` ranks (SP-3), each made of groups of cp / ring
-    neighbours (SP-2, Ulysses).
+class ContextSplit:
+    """Division of a sequence over ``cp`` ranks: rings of ``ring`` ranks (SP-3), each made of groups
+    of cp / ring neighbours (SP-2, Ulysses).
 
-    >>> SequenceCut(cp=2, ring=2).tokens(8, 0)
+    >>> ContextSplit(cp=2, ring=2).tokens(8, 0)
     [range(0, 2), range(6, 8)]
     """
 
@@ -164,13 +170,13 @@ class SequenceCut:
 
     @property
     def ulysses(self) -> int:
-        """Ranks that exchange heads."""
+        """Ranks of a Ulysses group, which exchange heads."""
         return self.cp // self.ring
 
     def tokens(self, sequence: int, cp_rank: int) -> list[range]:
-        """Which positions a rank has, in order. A ring's rank has a chunk from the front and its mirror image
-        from the end, so that causal attention costs all the same; its Ulysses group shares these out in
-        order."""
+        """Return the positions of a rank, in order. A ring's rank has a chunk from the front and
+        its mirror image from the end, so that causal attention costs every rank the same; its
+        Ulysses group divides these chunks in order."""
         at, inner = divmod(cp_rank, self.ulysses)
         if self.ring == 1:
             held = [range(sequence)]
@@ -187,10 +193,10 @@ class SequenceCut:
         return found
 
     def ulysses_group(self, cp_rank: int) -> tuple[int, ...]:
-        """The cp ranks that ``cp_rank`` exchanges heads with."""
+        """Return the cp ranks with which ``cp_rank`` exchanges heads."""
         first = cp_rank // self.ulysses * self.ulysses
         return tuple(range(first, first + self.ulysses))
 
     def ring_group(self, cp_rank: int) -> tuple[int, ...]:
-        """The cp ranks along whose ring keys and values come to ``cp_rank``."""
+        """Return the cp ranks of the ring along which keys and values reach ``cp_rank``."""
         return tuple(range(cp_rank % self.ulysses, self.cp, self.ulysses))

@@ -1,38 +1,42 @@
-"""Sharded data parallelism as data: factors, groups of ranks, and the units that are sharded.
+"""Sharded data parallelism as data: factors, groups of ranks, sharded units, and the optimizers
+that update them, with the states that each optimizer keeps of a parameter.
 
-A model's weights are replicated over R = dp x cp ranks. Parameters, gradients and optimizer states are each
-sharded by a factor of their own: 1 <= params <= grads <= optim <= R, each dividing the next (InternEvo, arXiv
-2401.09149; AMSP, arXiv 2311.00257). A factor's group is made of neighbouring ranks. Shards are nested: what a
-rank's optimizer updates is a part of the gradient it accumulates, which is a part of the parameters it keeps.
-Named points:
+A model's weights are replicated over R = dp x cp ranks. Parameters, gradients and optimizer states
+are each sharded by a factor of their own: 1 <= params <= grads <= optim <= R, each dividing the
+next (InternEvo, arXiv
+2401.09149; AMSP, arXiv 2311.00257). A factor's group is made of neighbouring ranks. Shards are
+nested: a rank's optimizer shard is a part of its gradient shard, which is a part of its parameter
+shard. Named shardings:
 
     ddp          (1, 1, 1)      hsdp, mics         (k, k, k)
     zero1        (1, 1, R)      hierarchical FSDP  (k, k, R)
     zero2        (1, R, R)      hpz                (R, R, R) with ``secondary`` = k (ZeRO++, arXiv 2306.10209)
     zero3, fsdp  (R, R, R)
 
-A *unit* is the matrices of one segment. They are gathered together, and their gradients are reduced together.
-Vectors (norms, biases) are a unit too, of which only the optimizer states are sharded: they are small, and
-every segment reads some. So are the few matrices with which a U-Transformer changes the sequence's length.
+A *unit* is the matrices of one segment. They are gathered together, and their gradients are reduced
+together. Vectors (norms, biases) form a unit too, of which only the optimizer states are sharded:
+vectors are small, and every segment reads some. The same holds for the few matrices with which a
+U-Transformer changes the sequence's length.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeVar
 
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import divisors
+from plait.core.parallel.layout import Mesh
 
 Level = Literal["params", "grads", "optim", "replicas"]
 LEVELS: tuple[Level, ...] = ("params", "grads", "optim", "replicas")
 Unit = tuple[str, int]
 VECTORS: Unit = ("vectors", 0)
 WHOLE = ("vectors", "down", "up")
-"""Kinds of units that are cut for the optimizer only."""
+"""Kinds of units that are sharded for the optimizer only."""
 _Size = TypeVar("_Size")
 
 
@@ -40,8 +44,9 @@ _Size = TypeVar("_Size")
 class Sharding:
     """Factors of parameters, gradients and optimizer states.
 
-    secondary: so many neighbours keep a second copy of the parameters between forward and backward, sharded
-    among them, so that backward gathers stay within these ranks. 0: there is no second copy.
+    secondary: neighbouring ranks that keep a second copy of the parameters between forward and
+    backward, sharded among them, so that the backward's gathers stay within these ranks. 0: there
+    is no second copy.
 
     >>> Sharding(params=2, grads=2, optim=4).shard(3, "optim", 80)
     (60, 80)
@@ -54,7 +59,8 @@ class Sharding:
 
     @staticmethod
     def named(point: str, ranks: int) -> Sharding:
-        """A named point for R = ``ranks``. Raises JobError for an unknown name."""
+        """Return the named sharding ``point`` for R = ``ranks``. Raises JobError for an unknown
+        name."""
         factors = {
             "ddp": (1, 1, 1),
             "zero1": (1, 1, ranks),
@@ -69,7 +75,7 @@ class Sharding:
         return Sharding(params=params, grads=grads, optim=optim)
 
     def check(self, ranks: int) -> None:
-        """Raise JobError, naming the key, if R = ``ranks`` cannot be cut like this."""
+        """Raise JobError, naming the key, if these factors cannot divide R = ``ranks``."""
         chain = [("params", self.params), ("grads", self.grads), ("optim", self.optim), ("", ranks)]
         for (name, factor), (wider, limit) in pairwise(chain):
             if factor < 1 or limit % factor:
@@ -91,17 +97,18 @@ class Sharding:
             )
 
     @property
-    def stays(self) -> bool:
-        """Whether weights and gradients are whole on every rank, each always in one place in memory."""
+    def keeps_buffers(self) -> bool:
+        """True if weights and gradients are whole on every rank, each always at the same place in
+        memory."""
         return self.params == self.grads == 1
 
     def factors(self, ranks: int) -> tuple[int, int, int, int]:
-        """params, grads, optim and R, level by level."""
+        """Return the factors of params, grads and optim, and R = ``ranks``."""
         return self.params, self.grads, self.optim, ranks
 
     def group(self, rank: int, level: Level, ranks: int) -> tuple[int, ...]:
-        """``rank``'s group of a level: the ranks, of 0 .. R-1, over which it is sharded further than the
-        level before. Only ``rank`` where it is not sharded further.
+        """Return ``rank``'s group of a level: the ranks, of 0 .. R-1, over which a unit is sharded
+        further than at the level before. Only ``rank`` if it is not sharded further.
 
         >>> Sharding(params=2, grads=2, optim=4).group(5, "optim", 8)
         (5, 7)
@@ -112,13 +119,13 @@ class Sharding:
         return tuple(range(first, first + outer, inner))
 
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        """Who keeps the other parts of ``rank``'s secondary copy."""
+        """Return the ranks that share a secondary copy with ``rank``, ``rank`` included."""
         k = max(1, self.secondary)
         return tuple(range(rank // k * k, rank // k * k + k))
 
     def shard(self, rank: int, level: Level, numel: int) -> tuple[int, int]:
-        """(first, last + 1) of what ``rank`` holds of a unit of ``numel`` numbers, a multiple of
-        ``optim``."""
+        """Return (first, last + 1) of the elements that ``rank`` holds of a unit of ``numel``
+        elements, a multiple of ``optim``."""
         start, inner = 0, 1
         for at, factor in zip(LEVELS, (self.params, self.grads, self.optim), strict=False):
             start += rank % factor // inner * (numel // factor)
@@ -128,13 +135,13 @@ class Sharding:
         return start, start + numel // inner
 
     def padded(self, numel: int) -> int:
-        """``numel`` rounded up so that every factor divides it."""
+        """Return ``numel`` rounded up so that every factor divides it."""
         step = self.optim * max(1, self.secondary)
         return -(-numel // step) * step
 
 
 def unit_of(parameter: str, ndim: int) -> Unit:
-    """The unit of a parameter, by its name (``layers.3.attn.column.weight``)."""
+    """Return the unit of a parameter, by its name (``layers.3.attn.column.weight``)."""
     if ndim == 1:
         return VECTORS
     words = parameter.split(".")
@@ -144,10 +151,11 @@ def unit_of(parameter: str, ndim: int) -> Unit:
 
 
 def buffer_counts(units: Iterable[tuple[str, _Size]]) -> Counter[_Size]:
-    """How many buffers there are of each size, for units of kinds and sizes.
+    """Return the number of buffers of each size, for units as (kind, size).
 
-    Two of a kind and size, of which one is filled while the other is used; one where there is one such unit.
-    Units of several kinds are there at once (a layer's attention and MLP), also where they have one size.
+    Units of one kind and size need two buffers, of which one is filled while the other is used; a
+    single unit needs one. Units of several kinds are in use at once (a layer's attention and MLP),
+    even if they have one size.
 
     >>> dict(buffer_counts([("attn", 8), ("attn", 8), ("attn", 8), ("mlp", 8), ("head", 4)]))
     {8: 3, 4: 1}
@@ -156,3 +164,95 @@ def buffer_counts(units: Iterable[tuple[str, _Size]]) -> Counter[_Size]:
     for (_, size), count in Counter(units).items():
         found[size] += min(2, count)
     return found
+
+
+# ---- optimizers ----
+
+
+OptimizerName = Literal["adamw", "muon", "sgd"]
+Rule = OptimizerName
+"""Update rule of a parameter. ``muon`` itself updates only the matrices of layers."""
+STATES: Mapping[Rule, tuple[str, ...]] = {
+    "adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum",), "sgd": ("momentum",),
+}  # fmt: skip
+"""Optimizer states that each update rule keeps of a parameter, besides its master weight."""
+HIDDEN = ("attn", "mlp", "down", "up")
+"""Kinds of units whose matrices Muon orthogonalises; AdamW updates embedding, positions and head
+(Jordan 2024, https://kellerjordan.github.io/posts/muon/)."""
+
+
+def rules_of(optimizer: OptimizerName) -> tuple[Rule, ...]:
+    """Return all update rules that an optimizer uses."""
+    return ("adamw", "muon") if optimizer == "muon" else (optimizer,)
+
+
+def rule_of(optimizer: OptimizerName, unit: Unit) -> Rule:
+    """Return the update rule of a unit.
+
+    >>> rule_of("muon", ("attn", 3)), rule_of("muon", ("head", 0))
+    ('muon', 'adamw')
+    """
+    return "adamw" if optimizer == "muon" and unit[0] not in HIDDEN else optimizer
+
+
+# ---- matrices that are orthogonalised ----
+
+
+SHARED = 8
+"""Most replicas of an optimizer shard that share the work: with more, a replica would send its
+matrices to more ranks than orthogonalising them itself costs."""
+
+
+def flops(shape: tuple[int, int], iterations: int = 5) -> int:
+    """Return the FLOPs of orthogonalising a matrix by Newton-Schulz iterations: three products
+    each, on its shorter side.
+
+    >>> flops((8, 4), 1)
+    640
+    """
+    short, long = sorted(shape)
+    return iterations * (4 * short * short * long + 2 * short**3)
+
+
+def rounds(shapes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[int, str]]:
+    """Return the rounds of orthogonalisation: in each, the matrix of every rank of the group. Each
+    matrix is in one round, on one rank. Every other round assigns ranks in reverse order, which
+    evens out their work.
+
+    >>> rounds({"a": (2, 2), "b": (4, 4), "c": (2, 4)}, 2)
+    [{0: 'b', 1: 'c'}, {1: 'a'}]
+    """
+    order = sorted(shapes, key=lambda name: (-flops(shapes[name]), name))
+    found: list[dict[int, str]] = []
+    for at in range(0, len(order), ranks):
+        places = range(ranks) if len(found) % 2 == 0 else range(ranks - 1, -1, -1)
+        found.append(dict(zip(places, order[at : at + ranks], strict=False)))
+    return found
+
+
+def shared_blocks(blocks: int) -> int:
+    """Return how many of ``blocks`` replicas of an optimizer shard share the work.
+
+    >>> [shared_blocks(blocks) for blocks in (1, 6, 12, 11)]
+    [1, 6, 6, 1]
+    """
+    return next(some for some in range(min(blocks, SHARED), 0, -1) if blocks % some == 0)
+
+
+def sharing(mesh: Mesh, sharding: Sharding, rank: int) -> tuple[int, ...]:
+    """Return the ranks with which ``rank`` shares the matrices of its stages, in order.
+
+    >>> sharing(Mesh(0, dp=4, tp=2), Sharding(optim=2), 5)
+    (0, 1, 2, 3, 4, 5, 6, 7)
+    """
+    size = sharding.optim * shared_blocks(mesh.replicas // sharding.optim)
+    own = mesh.replica(rank) // size
+    return tuple(other for other in mesh.ranks if mesh.replica(other) // size == own)
+
+
+def buffer_numel(largest: int, blocks: int = 1) -> int:
+    """Return the number of elements of the buffers in which matrices travel. There are two of each
+    of four kinds, as large as a rank's share of a round: parts sent and received, and results sent
+    to ``blocks`` replicas of an optimizer shard, and received. largest: elements of the largest
+    matrix."""
+    return 4 * largest * (1 + min(blocks, SHARED))

@@ -1,6 +1,7 @@
-"""Strategy: how one job is split and which communication overlaps computation, with the rules of validity.
+"""Strategy: how one job is split and which communication overlaps computation, with the rules of
+validity.
 
-The planner and the runtime check a strategy by the same function, before any process starts.
+The planner and the runtime check a strategy with the same function, before any process starts.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any, Literal, get_args
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import divisors, multiples
 from plait.core.model.spec import ModelSpec
-from plait.core.model.weights import Site, Weight, normed, widths
+from plait.core.model.weights import Sublayer, Weight, normed, widths
 
-_widths, _normed = cache(widths), cache(normed)  # asked for in every segment of every candidate
+_widths, _normed = cache(widths), cache(normed)  # called for every segment of every candidate
 
 Overlap = Literal["sync", "async", "domino", "no-communication", "fixed"]
 SLICED: tuple[Overlap, ...] = ("domino", "fixed")
@@ -24,51 +25,54 @@ SLICED: tuple[Overlap, ...] = ("domino", "fixed")
 Recompute = Literal["none", "selective", "full", "layer"]
 ShardOverlap = Literal["none", "forward", "backward", "both"]
 WORDS: Mapping[str, tuple[str, ...]] = {
-    "schedule": ("gpipe", "1f1b", "eager-1f1b", "slack-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"),
     "recompute": get_args(Recompute),
     "overlap": get_args(Overlap),
     "shard_overlap": get_args(ShardOverlap),
 }
-"""Settings of a strategy that are words, and which."""
+"""Settings whose values are words, with these words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """Degrees, slices, and which communication overlaps computation.
 
-    tp: tensor-parallel degree. overlap: of its collectives. ``sync``: none (plain tensor parallelism).
-    ``async``: a backward collective overlaps the weight gradients of its own sublayer (Megatron-LM).
-    ``domino``: the collectives of one slice overlap the computation of the others (arXiv 2409.15241), in an
-    order that is searched. ``fixed``: the same in that paper's own order.
-    ``no-communication``: the collectives are left out, and numbers are wrong, at the speed that full overlap
-    would reach: for measurements only.
+    tp: tensor-parallel degree. overlap: overlap of tensor parallelism's collectives. ``sync``: none
+    (plain tensor parallelism). ``async``: a backward collective overlaps the weight gradients of
+    its own sublayer (Megatron-LM). ``domino``: the collectives of one slice overlap the computation
+    of the others (arXiv
+    2409.15241), in an order that is searched. ``fixed``: the same in the paper's own order.
+    ``no-communication``: collectives are left out. The results are then wrong, and the speed is
+    that of full overlap: for measurements only.
 
-    p1: slices of the batch. p2: column slices of every second weight, reduced as they appear.
+    p1: slices of the batch. p2: column slices of every second weight, each reduced as soon as it is
+    computed.
 
-    cp: context-parallel degree. Each sequence is split over cp ranks. Weights are replicated over them, as
-    they are over dp. ring: keys and values travel along rings of so many of these ranks; groups of cp / ring
-    ranks exchange heads (Ulysses).
+    cp: context-parallel degree. Each sequence is split over cp ranks. Weights are replicated over
+    them, as they are over dp. ring: number of these ranks in a ring, along which keys and values
+    travel; groups of cp / ring ranks exchange heads (Ulysses).
 
-    sequence_parallel: the residual stream is sharded over tp along the sequence, with all-gathers and
-    reduce-scatters instead of all-reduces (Korthikanti 2022, arXiv 2205.05198).
+    sequence_parallel: the residual stream is sharded over tp along the sequence, with all-gathers
+    and reduce-scatters instead of all-reduces (Korthikanti 2022, arXiv 2205.05198).
 
-    recompute: what is computed again in the backward. ``selective``: normalised inputs and activations, which
-    cost neither a matrix product nor a collective. ``full``: everything but the residual stream before every
-    attention and MLP; no tensor-parallel reduction runs again. ``layer``: everything but the stream before
-    every layer (2 b S H bytes of it in bf16, InternEvo, arXiv 2401.09149); attention's second weight and its
-    reduction run again. Of a parallel block it is the same as ``full``. recompute_layers: in the first so
-    many layers of every stage (None: in all).
+    recompute: activations that the backward recomputes. ``selective``: normalised inputs and
+    activations, which cost neither a matrix product nor a collective. ``full``: everything but the
+    residual stream before every attention and MLP; no tensor-parallel reduction runs again.
+    ``layer``: everything but the stream before every layer (2 b S H bytes of it in bf16, InternEvo,
+    arXiv 2401.09149); attention's second weight and its reduction run again. For a parallel block
+    ``layer`` is the same as ``full``. recompute_layers: number of first layers of every stage that
+    recompute (None: all layers).
 
-    shard_overlap: which communication of sharded data parallelism overlaps computation. ``forward``: the
-    gather of the next layer, and of the parameters that optimizers changed. ``backward``: the gather of the
-    next module, and the reduction of gradients. ``both``; ``none``.
+    shard_overlap: communication of sharded data parallelism that overlaps computation. ``forward``:
+    the gather of the next layer, and of the parameters that optimizers changed. ``backward``: the
+    gather of the next module, and the reduction of gradients. ``both``; ``none``.
 
-    compile: what lies between matrix products is compiled (torch.compile) instead of run op by op.
+    compile: operations between matrix products are compiled (torch.compile) instead of run op by
+    op.
 
-    cuda_graphs: stretches of computation are captured once and replayed, where the device can.
+    cuda_graphs: stretches of computation are captured once and replayed, if the device can.
 
-    streams: compute streams over which the slices' layers are spread, so that a GPU may run several kernels
-    at once; at most as many as slices.
+    streams: compute streams over which the slices' layers are spread, so that a GPU may run several
+    kernels at once; at most as many as slices.
     """
 
     tp: int = 1
@@ -97,8 +101,8 @@ class Strategy:
                 )
 
     def check(self, model: ModelSpec, *, batch: int, sequence: int) -> None:
-        """Raise JobError, naming the key, if this strategy cannot run ``model`` on micro-batches of ``batch``
-        x ``sequence``."""
+        """Raise JobError, naming the key, if this strategy cannot run ``model`` on micro-batches of
+        ``batch`` sequences of ``sequence`` tokens."""
         tp = self.tp
         others = [{"strategy.tp": one} for one in divisors(model.num_heads, tp)]
         if model.num_heads % tp:
@@ -201,30 +205,32 @@ class Strategy:
             )
 
     def hides_shards(self, *, forward: bool) -> bool:
-        """Whether the communication of sharded data parallelism overlaps computation, in the forward or in
-        the backward."""
+        """Return True if the communication of sharded data parallelism overlaps computation, in the
+        forward or in the backward."""
         return self.shard_overlap in ("both", "forward" if forward else "backward")
 
     def kv_replicas(self, model: ModelSpec) -> int:
-        """How many tensor-parallel ranks hold a copy of each key/value head (1 unless tp exceeds their
-        number)."""
+        """Return the number of tensor-parallel ranks that hold a copy of each key/value head (1
+        unless tp exceeds the number of key/value heads)."""
         return max(1, self.tp // model.num_kv_heads)
 
     def padded_vocab(self, model: ModelSpec) -> int:
-        """The vocabulary rounded up to a multiple of tp; padded rows never receive probability or
-        gradient."""
+        """Return the vocabulary rounded up to a multiple of tp; padded rows never receive
+        probability or gradient."""
         return -(-model.vocab // self.tp) * self.tp
 
-    def widths(self, model: ModelSpec, site: Site) -> tuple[float, float]:
-        """Numbers of a token on one rank: after a segment's first weight, and before its second."""
+    def widths(self, model: ModelSpec, site: Sublayer) -> tuple[float, float]:
+        """Return the elements of a token on one rank: after a sublayer's first weight, and before
+        its second."""
         return _widths(site, model.letters, self.tp, self.tp / self.kv_replicas(model))
 
     def normed(self, model: ModelSpec) -> tuple[float, float]:
-        """Of norms within attention's core on one rank: numbers of a token, and the groups."""
+        """Return the elements of a token that norms within attention's core normalise on one rank,
+        and the number of groups."""
         return _normed(model.letters, self.tp, self.tp / self.kv_replicas(model))
 
     def cut_size(self, model: ModelSpec, weight: Weight) -> int:
-        """Of a tensor's dimension that is cut, what one rank holds, padding included."""
+        """Return the size on one rank of a tensor's dimension that is cut, padding included."""
         size = model.letters.size(weight.shape[weight.dim])
         match weight.cut:
             case "words":
@@ -237,18 +243,20 @@ class Strategy:
                 return size
 
     def share(self, model: ModelSpec, weight: Weight) -> int:
-        """Numbers of a tensor that one rank holds, rows of padding included."""
+        """Return the number of a tensor's elements on one rank, rows of padding included."""
         shape = [model.letters.size(letter) for letter in weight.shape]
         shape[weight.dim] = self.cut_size(model, weight)
         return math.prod(shape)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; ``decode`` reads them back. One compute stream, as all had, is not said."""
+        """Return plain values for JSON; ``decode`` reads them back. ``streams`` is left out if it
+        is 1, as in older files."""
         return {key: value for key, value in asdict(self).items() if key != "streams" or value > 1}
 
 
 def slice_sizes(total: int, parts: int) -> tuple[int, ...]:
-    """Sizes of ``parts`` contiguous slices of ``total``, as equal as can be, larger ones first.
+    """Return the sizes of ``parts`` contiguous slices of ``total``, as equal as possible, larger
+    ones first.
 
     >>> slice_sizes(8, 3)
     (3, 3, 2)
@@ -258,5 +266,5 @@ def slice_sizes(total: int, parts: int) -> tuple[int, ...]:
 
 
 def _lengths(of: int, sequence: int, model: ModelSpec) -> list[dict[str, int]]:
-    """Lengths of sequences around ``sequence`` that are multiples of ``of``, as changes."""
+    """Return lengths of sequences around ``sequence`` that are multiples of ``of``, as changes."""
     return [{"data.sequence_length": one} for one in multiples(of, sequence, model.max_sequence)]

@@ -1,4 +1,4 @@
-"""What ranks record while they run: rings, spans, sums, clocks."""
+"""Recordings of running ranks: ring buffers, timelines of spans, roll-ups and clocks."""
 
 # pyright: reportUnsupportedDunderAll=false
 
@@ -9,7 +9,6 @@ __all__ = [
     "records",
     "ring",
     "ring_follower",
-    "ring_hosts",
     "ring_progress",
     "ring_writer",
     "rollup",

@@ -533,7 +533,7 @@ static int writer_init(Writer *self, PyObject *args, PyObject *named) {
         (self->memory.len - FIRST) % (Py_ssize_t)sizeof(Record) ||
         (self->memory.len - FIRST) / (Py_ssize_t)sizeof(Record) != capacity) {
         PyBuffer_Release(&self->memory);
-        PyErr_SetString(PyExc_ValueError, "the memory is not that of a ring of so many records");
+        PyErr_SetString(PyExc_ValueError, "the capacity is not a power of two, or does not fit the memory");
         return -1;
     }
     self->capacity = capacity;

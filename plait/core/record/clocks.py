@@ -1,14 +1,16 @@
-"""Clocks of hosts, compared: how far apart they are, how fast they drift, and how sure that is.
+"""Clocks of hosts, compared: their offsets, drifts and error bounds.
 
-Two ways to compare two clocks. The ends of a group's collectives coincide on its members, up to the time in
-which the last message travels and a thread wakes up; a line through many of them tells offset and drift. How
-wrong it may be is no guess: nobody has the result before everybody has begun, so that each collective bounds
-the offset from both sides (Cristian, "Probabilistic clock synchronization", 1989, with the collective in
-place of his message and its answer). Or a ping: a message there and back, whose middle is taken for the
-moment on the other side (RFC 5905, section 8), which is wrong by half of the round trip at most.
+Two methods compare a pair of clocks. In the first, a group's collective ends on all members at the
+same moment, up to the latency of the last message and of the thread's wake-up. A line through many
+ends gives offset and drift. Its error is bounded, not guessed: no rank has the result before every
+rank has begun, so each collective bounds the offset from both sides. This is the method of
+Cristian, "Probabilistic clock synchronization", 1989, with the collective in place of his message
+and its answer. The second method is a ping: a message there and back, whose middle is taken as the
+moment on the other side. Its error is at most half of the round trip (RFC 5905, section 8).
 
-Every host's clock is led to that of one of them, along the pairs that are compared best; errors add up on the
-way. What lies closer together than the error has no order, and ``order`` gives none.
+Every host's clock is converted to that of a reference host, along the pairs with the smallest
+errors; errors add up along the way. Events that are closer together than the error have no order,
+and ``order`` returns 0.
 """
 
 from __future__ import annotations
@@ -27,19 +29,19 @@ if TYPE_CHECKING:
 FILE = "clocks.json"
 """The clocks of a run's hosts, in the folder of its timeline."""
 LEAST = 8
-"""Common collectives without which two clocks are not compared."""
+"""The fewest common collectives for a comparison of two clocks."""
 MOST = 512
-"""Collectives of a group that are looked at, the last ones."""
+"""The most collectives of a group that are used, the last ones."""
 TOGETHER = tuple(VERBS.index(verb) for verb in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
-"""Collectives of which nobody has the result before everybody has begun."""
+"""Collectives whose result no rank has before every rank has begun."""
 QUARTZ = 1e-4
-"""Drift of a clock of which nothing better is known."""
+"""The assumed error of a clock's drift (ns per ns) without a better estimate."""
 NORMAL = 1.4826
-"""Standard deviations in a median absolute deviation, of normal errors."""
+"""The standard deviation of normal errors, in units of their median absolute deviation."""
 
 
 class Moment(NamedTuple):
-    """A time on the reference clock, ns, and by how much it may be wrong."""
+    """A time on the reference clock and its largest error, in ns."""
 
     at: int
     error: int
@@ -47,11 +49,11 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HostClock:
-    """A host's monotonic clock: reference = time + offset + drift * (time - origin), all in ns, drift a
-    ratio.
+    """A host's monotonic clock: reference = time + offset + drift * (time - origin), all in ns;
+    drift is a ratio.
 
-    error: by how much that may be wrong at ``origin``; drift_error: by how much more for each ns away from
-    it.
+    error: the largest error at ``origin``, ns; drift_error: its growth for each ns away from
+    ``origin``.
     """
 
     offset: int = 0
@@ -61,12 +63,13 @@ class HostClock:
     drift_error: float = 0.0
 
     def moment(self, time: int) -> Moment:
-        """A time of this clock on the reference's."""
+        """Return a time of this clock on the reference clock."""
         away = time - self.origin
         return Moment(time + self.offset + round(self.drift * away), self.error + round(self.drift_error * abs(away)))
 
     def after(self, nearer: HostClock) -> HostClock:
-        """This clock, which leads to the one of ``nearer``, led on to the reference. Errors add up."""
+        """Return this clock, which refers to the host of ``nearer``, with that host's reference
+        instead. Errors add up."""
         at = nearer.moment(self.origin + self.offset)
         return HostClock(
             offset=at.at - self.origin, drift=self.drift + nearer.drift, origin=self.origin,
@@ -78,7 +81,7 @@ REFERENCE = HostClock()
 
 
 def order(a: Moment, b: Moment) -> Literal[-1, 0, 1]:
-    """-1 if ``a`` was certainly before ``b``, 1 if after; 0 where their errors do not let it be said.
+    """Return -1 if ``a`` was certainly before ``b``, 1 if after; 0 if their errors overlap.
 
     >>> order(Moment(100, 5), Moment(120, 5)), order(Moment(100, 5), Moment(109, 5))
     (-1, 0)
@@ -89,19 +92,24 @@ def order(a: Moment, b: Moment) -> Literal[-1, 0, 1]:
     return -1 if a.at < b.at else 1
 
 
-def compared(there: np.ndarray, here: np.ndarray) -> HostClock | None:
-    """The clock of ``here`` led to that of ``there``, from when each began and ended the same collectives:
-    two arrays [n, 2], ns. None for too few.
+def fit_clock(reference_times: np.ndarray, local_times: np.ndarray) -> HostClock | None:
+    """Return the clock that converts times of host ``local_times`` to times of host
+    ``reference_times``. None for fewer than ``LEAST`` collectives.
 
-    A line through the differences of the ends, without those that lie more than four deviations off it,
-    because a rank was held up. error: of the tightest bounds, the one that is farther from the line.
+    reference_times, local_times: starts and ends of the same collectives on each host, [n, 2], ns.
+    The clock is a line through the differences of the ends. Ends more than four deviations off the
+    line are dropped, because a rank was delayed. error: the larger distance of the tightest bounds
+    from the line.
     """
     import numpy as np
 
-    if len(here) < LEAST:
+    if len(local_times) < LEAST:
         return None
-    origin, shift = int(np.median(here[:, 1])), int(np.median(there[:, 1] - here[:, 1]))
-    x, y = (here[:, 1] - origin).astype(np.float64), (there[:, 1] - here[:, 1] - shift).astype(np.float64)
+    origin, shift = int(np.median(local_times[:, 1])), int(np.median(reference_times[:, 1] - local_times[:, 1]))
+    x, y = (
+        (local_times[:, 1] - origin).astype(np.float64),
+        (reference_times[:, 1] - local_times[:, 1] - shift).astype(np.float64),
+    )
     kept, slope, level, spread = np.ones(len(x), dtype=bool), 0.0, 0.0, 0.0
     for _ in range(20):
         slope, level = _line(x[kept], y[kept])
@@ -112,8 +120,8 @@ def compared(there: np.ndarray, here: np.ndarray) -> HostClock | None:
             break
         kept = again
     line = level + slope * x
-    low = float(np.max(there[:, 0] - here[:, 1] - shift - line))
-    high = float(np.min(there[:, 1] - here[:, 0] - shift - line))
+    low = float(np.max(reference_times[:, 0] - local_times[:, 1] - shift - line))
+    high = float(np.min(reference_times[:, 1] - local_times[:, 0] - shift - line))
     error = round(max(high, -low, low, -high, 3 * spread)) + 1
     wide = float(np.sqrt(np.sum((x[kept] - x[kept].mean()) ** 2)))
     return HostClock(
@@ -123,7 +131,7 @@ def compared(there: np.ndarray, here: np.ndarray) -> HostClock | None:
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Slope and level at 0 of the line nearest to the points."""
+    """Return slope and intercept of the least-squares line through the points."""
     middle = x.mean()
     wide = ((x - middle) ** 2).sum()
     slope = float(((x - middle) * y).sum() / wide) if wide else 0.0
@@ -132,20 +140,21 @@ def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Clocks:
-    """The clocks of a run's hosts. hosts: by rank; those that share a kernel are one host. clocks: by host; a
-    host that could not be compared with the reference has none."""
+    """The clocks of a run's hosts. hosts: host of each rank; ranks that share a kernel share a
+    host. clocks: clock of each host that could be compared with the reference."""
 
     hosts: Mapping[int, str]
     clocks: Mapping[str, HostClock]
 
     def moment(self, rank: int, time: int) -> Moment | None:
-        """A time of a rank's clock on the reference's; None where it cannot be told."""
+        """Return a time of a rank's clock on the reference clock; None if its host has no clock
+        here."""
         clock = self.clocks.get(self.hosts.get(rank, ""))
         return clock.moment(time) if clock else None
 
     def order(self, a: tuple[int, int], b: tuple[int, int]) -> Literal[-1, 0, 1]:
-        """Which of two (rank, time) was first, as ``order`` has it: 0 where it cannot be told. On one host
-        its own clock decides."""
+        """Return the order of two (rank, time) as ``order`` does: -1, 1, or 0 if it is uncertain.
+        On one host, its own clock decides."""
         if self.hosts.get(a[0], "a") == self.hosts.get(b[0], "b"):
             return order(Moment(a[1], 0), Moment(b[1], 0))
         first, second = self.moment(*a), self.moment(*b)
@@ -153,32 +162,32 @@ class Clocks:
 
     @property
     def error(self) -> int | None:
-        """By how much a time may be wrong at most, ns, near to when clocks were compared; None where a host's
-        clock could not be."""
+        """The largest error of a time near the comparison of the clocks, ns; None if some host's
+        clock is unknown."""
         if set(self.hosts.values()) - set(self.clocks):
             return None
         return max((clock.error for clock in self.clocks.values()), default=0)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the clocks as plain values for JSON."""
         clocks = {host: asdict(clock) for host, clock in self.clocks.items()}
         return {"version": 1, "hosts": {str(rank): host for rank, host in self.hosts.items()}, "clocks": clocks}
 
     @staticmethod
     def from_dict(values: Any) -> Clocks:
-        """Known: what ``to_dict`` makes. Raises DataError for anything else."""
+        """Return the clocks from the values of ``to_dict``. Raises DataError for anything else."""
         try:
             if values["version"] != 1:
                 raise DataError(f"clocks of version {values['version']}; this Plait reads version 1")
             clocks = decode(dict[str, HostClock], values["clocks"])
             return Clocks({int(rank): str(host) for rank, host in values["hosts"].items()}, clocks)
         except (KeyError, TypeError, ValueError, AttributeError, JobError):
-            raise DataError("what should be the clocks of a run's hosts is something else") from None
+            raise DataError("these values are not the clocks of a run's hosts") from None
 
 
 def aligned(rings: Iterable[Ring]) -> Clocks:
-    """The clocks of the hosts of some rings, from the collectives that both have seen to their end. The
-    reference is the host of the lowest rank."""
+    """Return the clocks of the hosts of some rings, from collectives that have ended on both hosts
+    of a pair. The reference is the host of the lowest rank."""
     rings = sorted(rings, key=lambda ring: ring.rank)
     hosts = {ring.rank: ring.header.boot or ring.header.host for ring in rings}
     seen = _collectives(rings, hosts)
@@ -195,12 +204,13 @@ def aligned(rings: Iterable[Ring]) -> Clocks:
 
 
 _Seen = dict[tuple[tuple[int, ...], int, int], tuple[int, int]]
-"""By group and number."""
+"""Starts and ends (ns) of collectives by the group's ranks, its ordinal and the collective's
+number."""
 
 
 def _collectives(rings: Sequence[Ring], hosts: Mapping[int, str]) -> dict[str, _Seen]:
-    """When collectives began and ended on each host: when the last of its ranks began, and the first
-    ended."""
+    """Return the times of collectives on each host: the latest start and the earliest end of its
+    ranks."""
     import numpy as np
 
     found: dict[str, _Seen] = {host: {} for host in hosts.values()}
@@ -219,24 +229,27 @@ def _collectives(rings: Sequence[Ring], hosts: Mapping[int, str]) -> dict[str, _
     return found
 
 
-def _from_collectives(there: _Seen, here: _Seen) -> HostClock | None:
+def _from_collectives(reference_times: _Seen, local_times: _Seen) -> HostClock | None:
     import numpy as np
 
-    common = sorted(there.keys() & here.keys(), key=lambda key: here[key])
+    common = sorted(reference_times.keys() & local_times.keys(), key=lambda key: local_times[key])
     if not common:
         return None
-    return compared(*(np.array([seen[key] for key in common], dtype=np.int64) for seen in (there, here)))
+    return fit_clock(
+        *(np.array([seen[key] for key in common], dtype=np.int64) for seen in (reference_times, local_times))
+    )
 
 
-def _led(reference: str, hosts: set[str], found: Mapping[tuple[str, str], HostClock]) -> dict[str, HostClock]:
-    """Every host's clock to the reference's, nearest first: the smallest error counts (Prim's order)."""
+def _led(reference: str, hosts: set[str], pair_clocks: Mapping[tuple[str, str], HostClock]) -> dict[str, HostClock]:
+    """Return every host's clock relative to the reference, by the path that Prim's algorithm finds
+    with errors as weights."""
     led = {reference: REFERENCE}
     while True:
         steps = {
-            host: found[host, near].after(clock)
+            host: pair_clocks[host, near].after(clock)
             for near, clock in sorted(led.items(), key=lambda one: -one[1].error)
             for host in hosts - led.keys()
-            if (host, near) in found
+            if (host, near) in pair_clocks
         }
         if not steps:
             return led

@@ -1,5 +1,5 @@
-"""Tables in Parquet files that stay small: whole numbers as differences (DELTA_BINARY_PACKED), texts as
-numbers in a dictionary, all of it compressed by zstd. DuckDB, Polars and pandas read them."""
+"""Compact tables in Parquet files: whole numbers as differences (DELTA_BINARY_PACKED), texts as
+dictionary codes, all compressed by zstd. DuckDB, Polars and pandas can read the files."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class Coded(NamedTuple):
-    """A column of few different texts: what they are, and which of them stands in every row."""
+    """A column with few distinct texts: the texts, and the index of each row's text."""
 
     texts: Sequence[str]
     codes: np.ndarray
 
     def tolist(self) -> list[str]:
-        """Row by row."""
+        """Return the text of each row."""
         return [self.texts[int(code)] for code in self.codes]
 
 
 def write_columns(path: Path, columns: Mapping[str, tuple[str, Any]], metadata: Mapping[str, str]) -> None:
-    """columns: by name, Arrow's type (``int64``, ``float64``, ``string``) and the values, of texts also as
-    ``Coded``. The file appears whole or not at all. Raises OSError."""
+    """Write a Parquet file atomically. columns: by name, Arrow's type (``int64``, ``float64``,
+    ``string``) and the values; texts may be ``Coded``. Raises OSError."""
     arrow, _ = _arrow()
     schema = arrow.schema([(name, getattr(arrow, kind)()) for name, (kind, _) in columns.items()], metadata=metadata)
     arrays = [_array(kind, values) for kind, values in columns.values()]
@@ -37,8 +37,8 @@ def write_columns(path: Path, columns: Mapping[str, tuple[str, Any]], metadata: 
 
 
 def _array(kind: str, values: Any) -> Any:
-    """Arrow's form of a column. Arrays as their buffers: Arrow would look whether they are pandas', and load
-    all of that, which takes longer than all writing of a short run."""
+    """Return a column as an Arrow array. NumPy arrays are passed as buffers. Otherwise Arrow
+    imports pandas to check for its types, which takes longer than all writing of a short run."""
     import numpy as np
 
     arrow, _ = _arrow()
@@ -62,14 +62,14 @@ def _write(path: Path, table: Any) -> None:
 
 
 def copy_rows(source: Path, target: Path, column: str, wanted: Callable[[int], bool]) -> None:
-    """The rows of a file whose value of ``column`` is wanted, into a file of their own; no file without rows,
-    or where ``source`` is none. Raises OSError."""
+    """Copy the rows whose value of ``column`` is wanted to a new file. No file is written if no row
+    is wanted or ``source`` is no valid file. Raises OSError."""
     import numpy as np
 
     arrow, _ = _arrow()
     try:
         table = _opened(source).read(use_threads=False)
-    except (DataError, arrow.ArrowException):  # damaged: there is nothing to keep
+    except (DataError, arrow.ArrowException):  # damaged: no rows to keep
         return
     values = _array("int64", np.array([value for value in table.column(column).unique().to_pylist() if wanted(value)]))
     table = table.filter(import_module("pyarrow.compute").is_in(table.column(column), values))
@@ -78,7 +78,7 @@ def copy_rows(source: Path, target: Path, column: str, wanted: Callable[[int], b
 
 
 def metadata_of(path: Path) -> dict[str, str]:
-    """A file's metadata; nothing if it has none, or cannot be read."""
+    """Return a file's metadata; empty if it has none or cannot be read."""
     try:
         return Unpacked().metadata(path)
     except DataError:
@@ -86,7 +86,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 
 def read_columns(path: Path, version: str) -> tuple[dict[str, list[Any]], dict[str, str]]:
-    """A file's columns and its metadata, in which there is ``version``.
+    """Return a file's columns and its metadata, which must contain the key ``version``.
 
     Raises DataError for a file that is missing, truncated, foreign or too large.
     """
@@ -103,18 +103,18 @@ def read_columns(path: Path, version: str) -> tuple[dict[str, list[Any]], dict[s
     return {name: table.column(name).to_pylist() for name in table.column_names}, metadata
 
 
-# ---- how much a file holds ----
+# ---- sizes of tables in memory ----
 
 ROW = 96
-"""Bytes that a row takes in memory, at least: twelve columns of numbers or of short texts."""
+"""The fewest bytes of a row in memory: twelve columns of numbers or of short texts."""
 FREE, TIMES = 32 << 20, 24
-"""Bytes that tables may take in memory for nothing, and for each of their bytes on the disk, of which those
-of real runs take some 14."""
+"""The memory limit of tables: ``FREE`` bytes plus ``TIMES`` bytes per byte of their files. Tables
+of real runs take some 14 bytes per byte."""
 
 
 class Unpacked:
-    """What the tables of some files would take in memory, file by file, before any is read: three megabytes
-    may say that they hold sixty million equal rows.
+    """The memory that the tables of several files would take, added up from their footers before
+    the tables are read. A file of three megabytes may claim sixty million equal rows.
 
     >>> Unpacked().room(1000)
     33578432
@@ -124,12 +124,12 @@ class Unpacked:
         self._read = self._taken = 0
 
     def room(self, size: int) -> int:
-        """Bytes that another file of ``size`` bytes may take."""
+        """Return the bytes in memory that another file of ``size`` bytes may take."""
         return FREE + TIMES * (self._read + size) - self._taken
 
     def metadata(self, path: Path) -> dict[str, str]:
-        """A file's metadata; from now on the file counts. Raises DataError for what is no regular file or no
-        Parquet file, and for one that would take more than it may."""
+        """Return a file's metadata and count the file's memory. Raises DataError if it is no
+        regular file, no Parquet file, or too large in memory."""
         arrow, parquet = _arrow()
         try:
             if (kind := kind_of(path)) != "file":
@@ -139,30 +139,32 @@ class Unpacked:
         except (OSError, ValueError, arrow.ArrowException) as error:
             raise DataError(f"it is truncated or no Parquet file: {first_line(error)}") from None
 
-    def checked(self, found: Any, size: int) -> dict[str, str]:
-        """The same of a footer that was read already. size: of the file."""
-        packed = sum(found.row_group(number).total_byte_size for number in range(found.num_row_groups))
-        takes, may = max(found.num_rows * ROW, packed), self.room(size)
+    def checked(self, footer: Any, size: int) -> dict[str, str]:
+        """Return the metadata from a footer, and count and check the file's memory as ``metadata``
+        does. footer: the footer. size: the file's bytes."""
+        packed = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
+        takes, may = max(footer.num_rows * ROW, packed), self.room(size)
         if takes > may:
             raise DataError(
-                f"it holds {found.num_rows} rows, {takes} bytes unpacked, in {size} bytes; at most {may} bytes are read"
+                f"it holds {footer.num_rows} rows, {takes} bytes unpacked, in {size} bytes; at most "
+                f"{may} bytes are read"
             )
         self._read, self._taken = self._read + size, self._taken + takes
-        return _metadata(found.metadata)
+        return _metadata(footer.metadata)
 
 
 def first_line(error: Exception) -> str:
-    """Of what it says."""
+    """Return the first line of an error's message; its type's name if the message is empty."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _opened(path: Path) -> Any:
-    """A file whose tables can be read. Raises OSError, and DataError for one that is damaged or too large."""
+    """Return an open Parquet file. Raises OSError, and DataError if it is damaged or too large."""
     arrow, parquet = _arrow()
     try:
         data = contents_within(path, DOCUMENT)
-        # Not from a Python file: Arrow's threads then call Python, and one that still does when the process
-        # ends takes it down (SIGABRT).
+        # Not a Python file object: Arrow's threads would call Python, and such a call at the end of the
+        # process aborts it (SIGABRT).
         file = parquet.ParquetFile(arrow.BufferReader(data))
     except (ValueError, arrow.ArrowException) as error:
         raise DataError(first_line(error)) from None
@@ -176,5 +178,6 @@ def _metadata(stored: Mapping[bytes, bytes] | None) -> dict[str, str]:
 
 
 def _arrow() -> tuple[Any, Any]:
-    """pyarrow and its parquet module, imported where they are used: they are slow to load and untyped."""
+    """Return pyarrow and its parquet module, imported here because they are slow to load and
+    untyped."""
     return import_module("pyarrow"), import_module("pyarrow.parquet")

@@ -5,17 +5,18 @@
     exposed A                        [ E E E E E E E E ]
     hidden A        [ H H H H H H H ]
 
-Communication of an axis in a step lasts while a collective of it is under way, or the rank waits for one.
-It counts from the beginning of the step, which is that of its data: what of a gather lies before is of no
-step, so that a step has no more communication than time. It is
-*exposed* while the rank does nothing else: no computation, no waiting for another stage, no optimizer. It is
-*hidden* for the rest. So total = exposed + hidden, and collectives or waits that overlap count once.
+Communication of an axis in a step lasts while one of its collectives is in flight, or the rank
+waits for one. It counts from the start of the step, which is the start of its data loading. The
+part of a gather before that belongs to no step, so a step's communication is never longer than the
+step. Communication is *exposed* while the rank does nothing else: no computation, no waiting for
+another stage, no optimizer. All other communication is *hidden*. So total = exposed + hidden, and
+overlapping collectives or waits count once.
 
-A rank stands still for one axis at a time: for the axis that it waits for; where no wait is recorded, for the
-first axis under way, in the order of ``AXES``. So the exposed seconds of axes add up to those of all
-communication. A host that hands a collective over, and is kept from anything else by it, waits too.
-Transfers between stages are not in here: the stage that receives them is idle, and ``plait diagnose`` tells
-which part of that is the transfer.
+A rank stalls for one axis at a time: the axis that it waits for, or, without a recorded wait, the
+first axis in flight in the order of ``AXES``. So the exposed seconds of all axes add up to those of
+all communication. A host that is blocked while it enqueues a collective counts as waiting.
+Transfers between stages are excluded: the receiving stage is idle, and ``plait diagnose`` computes
+the transfer's part of that idle time.
 """
 
 from __future__ import annotations
@@ -26,39 +27,41 @@ if TYPE_CHECKING:
     import numpy as np
 
 AXES = ("tp", "cp", "dp", "pp", "other")
-"""Axes along which ranks wait for communication. other: of imported recordings that do not say."""
+"""The parallel axes along which ranks wait for communication. other: imported recordings without an
+axis."""
 UNDER_WAY, WAIT, BUSY, NEITHER, BEGINS = 0, 1, 2, 3, 4
-"""What a span means here. BEGINS: the rank is busy, and its step has not begun before."""
+"""The role of a span in the computation of exposure. BEGINS: the rank is busy, and its step starts
+with this span."""
 ROLES = {"comm": UNDER_WAY, "wait": WAIT, "transfer": NEITHER, "data": BEGINS}
-"""Meaning of a span by its kind; all other kinds are ``BUSY``."""
+"""The role of each kind of span; all other kinds are ``BUSY``."""
 
 
 class Exposure(NamedTuple):
-    """Seconds of communication. total: under way or waited for. exposed: of these, while the rank did nothing
-    else."""
+    """The seconds of communication. total: in flight or waited for. exposed: the part in which the
+    rank did nothing else."""
 
     total: float
     exposed: float
 
     @property
     def hidden(self) -> float:
-        """Seconds in which the rank did something else meanwhile."""
+        """The seconds of communication in which the rank did other work."""
         return max(0.0, self.total - self.exposed)
 
     @property
     def fraction(self) -> float | None:
-        """Share of the communication that is hidden; None without communication."""
+        """The hidden share of the communication; None without communication."""
         return self.hidden / self.total if self.total > 0 else None
 
 
 def exposures(
     lanes: np.ndarray, roles: np.ndarray, axes: np.ndarray | None, starts: np.ndarray, ends: np.ndarray
 ) -> np.ndarray:
-    """[lanes, axes, 2]: total and exposed, in the unit of the times, as float64.
-
-    All arguments are columns of the same spans, in any order. lanes: number from 0 of a rank's step; times of
-    two lanes are never compared. roles: as in ``ROLES``. axes: index in ``AXES``, used where a span is
-    ``UNDER_WAY`` or a ``WAIT``; None: all communication as one axis.
+    """Return [lanes, axes, 2]: total and exposed time, in the unit of the times, as float64.
+    All arguments are columns of the same spans, in any order. lanes: index from 0 of a rank's step;
+    times of different lanes are never compared. roles: values as in ``ROLES``. axes: index in
+    ``AXES``, used for spans that are ``UNDER_WAY`` or a ``WAIT``; None: all communication as one
+    axis.
     """
     import numpy as np
 
@@ -67,7 +70,7 @@ def exposures(
     starts, ends = _within(lanes, roles, starts, ends, count)
     axes = np.zeros(len(lanes), np.int64) if axes is None else axes[used]
     number = int(axes.max()) + 1 if len(axes) else 1
-    # Every span begins and ends: between two such moments of a lane nothing changes.
+    # The state of a lane is constant between two successive starts or ends of its spans.
     lane, moments = np.concatenate([lanes, lanes]), np.concatenate([starts, ends])
     order = np.lexsort((moments, lane))
     lane, length = lane[order], np.diff(moments[order], append=moments[order][-1:])
@@ -75,7 +78,7 @@ def exposures(
     role, axis = np.concatenate([roles, roles])[order], np.concatenate([axes, axes])[order]
 
     def any_of(which: np.ndarray) -> np.ndarray:
-        """Whether such a span goes on after each moment."""
+        """Return for each moment True if a span in ``which`` continues after it."""
         return np.cumsum(np.where(which, change, 0)) > 0
 
     free, waits = (
@@ -96,7 +99,7 @@ def exposures(
 def _within(
     lanes: np.ndarray, roles: np.ndarray, starts: np.ndarray, ends: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and ends of spans, those of communication cut off at the beginning of their step."""
+    """Return starts and ends of spans, with communication cut off before the start of its step."""
     import numpy as np
 
     if not len(lanes) or not (begins := roles == BEGINS).any():
@@ -112,10 +115,11 @@ def _within(
 def gaps(
     lanes: np.ndarray, starts: np.ndarray, ends: np.ndarray, ops: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Time between the ops of each lane, from the first to the last: how many gaps, and their sum.
+    """Return the number and the sum of the gaps between the ops of each lane, from the first op to
+    the last.
 
-    Arguments and units as in ``exposures``, of what a rank's own thread does and waits for. ops: which of
-    them are ops, all if None; the rest fills gaps and makes none.
+    Arguments and units as in ``exposures``, for the work and waits of a rank's own thread. ops:
+    mask of the spans that are ops, by default all; other spans fill gaps and make none.
 
     >>> import numpy as np
     >>> gaps(np.array([0, 0, 0]), np.array([0, 5, 6]), np.array([3, 9, 7]))
@@ -136,7 +140,7 @@ def gaps(
     latest = np.argsort(ends, kind="stable")
     place = np.empty(len(latest), np.int64)
     place[latest] = np.arange(len(latest))
-    apart = lanes * len(lanes)  # a running maximum that begins anew with every lane
+    apart = lanes * len(lanes)  # a running maximum that restarts with every lane
     reached = ends[latest][np.maximum.accumulate(place + apart) - apart]
     gap = np.where(lanes[1:] == lanes[:-1], np.maximum(starts[1:] - reached[:-1], 0), 0)
     sums = np.zeros(count, starts.dtype)

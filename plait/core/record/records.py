@@ -1,7 +1,7 @@
-"""Records of a ring as columns: spans of a timeline, exposed communication, sums per kind of op.
+"""Records of a ring as NumPy columns: spans of a timeline, exposed communication, sums per kind of
+op.
 
-Pure functions over NumPy arrays, which serve the running rank, step by step, as well as whoever reads a ring
-afterwards.
+The functions are pure. They serve the running rank, step by step, and later readers of a ring.
 """
 
 from __future__ import annotations
@@ -26,35 +26,40 @@ SPANS: Mapping[RecordKind, SpanKind] = {
     RecordKind.COMPUTE: "compute", RecordKind.WAIT: "wait", RecordKind.IDLE: "idle",
     RecordKind.COLLECTIVE: "comm", RecordKind.JOB: "comm", RecordKind.TRANSFER: "transfer",
 }  # fmt: skip
-"""What records are in a timeline, if their names have places."""
+"""The timeline's kind of each record kind that is an op of the plan; such a record is a span if its
+name has a place."""
 AROUND: Mapping[RecordKind, SpanKind] = {
     RecordKind.DATA: "data", RecordKind.OPTIMIZER: "optimizer",
     RecordKind.CHECKPOINT: "checkpoint", RecordKind.EVALUATION: "evaluation",
 }  # fmt: skip
-"""And without: what a rank does beside its plan's ops."""
+"""The timeline's kind of each record kind outside of the plan's ops; such a record needs no
+place."""
 
 
 EXCHANGED = "FAKXDGETSH"
-"""Kinds of ops of attention after which something goes to ranks that share a sequence, or may go."""
+"""Kinds of attention ops that are followed, or may be followed, by communication between ranks of a
+cp group."""
 AWAITED: Mapping[str, tuple[str, ...]] = {
     "need": ("gather", "publish"), "settle": ("reduce",), "await": ("exchange",),
 }  # fmt: skip
-"""How the names of sharding's waits begin, and of the collectives that each waits for: of the same unit where
-it is needed, of any unit where reductions are settled. Other waits have the name of their collective."""
+"""The first word of the names of sharding's waits, and of the collectives that each waits for.
+``need`` waits for collectives of its own unit, ``settle`` for reductions of any unit. Other waits
+have the name of their collective."""
 UNITS = frozenset((*AWAITED, *chain(*AWAITED.values())))
-"""How the names of sharding's collectives and waits begin."""
+"""The first words of the names of sharding's collectives and waits."""
 
 
 def sent_bytes(verb: str, whole: Bytes, size: int) -> Bytes:
-    """Bytes each of ``size`` ranks sends for a bandwidth-optimal (ring) collective; whole: bytes of its
-    larger tensor, or of those of several."""
+    """Return the bytes that each of ``size`` ranks sends in a bandwidth-optimal (ring) collective.
+    whole: bytes of the collective's larger tensor, or the sum over several."""
     if verb == "rotate":
         return whole
     return whole * (size - 1) // size * (2 if verb == "all_reduce" else 1)
 
 
 def axis_of(kind: str, name: str) -> str:
-    """Along which axis a span communicates, or waits for what does; empty for what does neither.
+    """Return the axis along which a span communicates or waits for communication; empty if it does
+    neither.
 
     >>> axis_of("comm", "gather attn0"), axis_of("wait", "attn0.R0"), axis_of("idle", "0RECV_F0")
     ('dp', 'tp', 'pp')
@@ -73,7 +78,8 @@ def axis_of(kind: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Records:
-    """Records of one rank, as in ``Ring.table``, and what their numbers stand for."""
+    """The records of one rank, as in ``Ring.table``, and the names and groups that their numbers
+    refer to."""
 
     table: np.ndarray
     names: Mapping[int, Name]
@@ -81,12 +87,13 @@ class Records:
 
     @staticmethod
     def of(ring: Ring) -> Records:
-        """Those of a ring."""
+        """Return the records of a ring."""
         return Records(ring.table, ring.names, ring.groups)
 
     def spans(self, rank: int) -> dict[str, Any]:
-        """The columns of ``core.record.timeline.Span``, times in ns (``start_ns``, ``end_ns``), texts as
-        ``Coded``, in order of steps and starts; of what is ``timed``."""
+        """Return the columns of ``core.record.timeline.Span`` for all ``timed`` records that are
+        spans, sorted by step and start. Times are in ns (``start_ns``, ``end_ns``), texts are
+        ``Coded``."""
         import numpy as np
 
         table = self._of_a_timeline
@@ -121,11 +128,11 @@ class Records:
         }
 
     def exposure(self) -> Exposure:
-        """Communication of all axes as one; steps added up."""
+        """Return the exposure of the communication of all axes together, summed over steps."""
         return self._exposures(by_axis=False).get(AXES[0], Exposure(0.0, 0.0))
 
     def exposure_by_axis(self) -> dict[str, Exposure]:
-        """Communication of every axis that has any; steps added up."""
+        """Return the exposure of each axis that communicates, summed over steps."""
         return self._exposures(by_axis=True)
 
     def _exposures(self, *, by_axis: bool) -> dict[str, Exposure]:
@@ -133,7 +140,7 @@ class Records:
         return {axis: Exposure(*row) for axis, row in zip(AXES, found.tolist(), strict=False) if row[0] > 0}
 
     def _by_step(self, *, by_axis: bool) -> np.ndarray:
-        """[steps, axes, 2]: total and exposed ns, from the first step on."""
+        """Return [steps, axes, 2]: total and exposed ns, from the first step on."""
         import numpy as np
 
         table = self._of_a_timeline
@@ -142,12 +149,12 @@ class Records:
         return exposures(self._steps(table), roles, axes, table["started"], table["ended"])
 
     def _steps(self, table: np.ndarray) -> np.ndarray:
-        """Numbers of steps, from 0 for the first that is in the timeline."""
+        """Return the step numbers of records, counted from the first step of the timeline."""
         steps = table["step"].astype(int)
         return steps - self._of_a_timeline["step"].min(initial=steps[0] if len(steps) else 0)
 
     def _axes(self, table: np.ndarray) -> np.ndarray:
-        """Index in ``AXES`` of each record; 0 where it has none of them."""
+        """Return each record's index in ``AXES``; 0 if it has no axis."""
         import numpy as np
 
         codes, which = np.unique(table["name"].astype(np.int64) << 8 | table["kind"], return_inverse=True)
@@ -158,7 +165,7 @@ class Records:
         return np.array([AXES.index(name) if name in AXES else 0 for name in names], np.int64)[which]
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of the timeline's spans by kind; spans that overlap count each."""
+        """Return the seconds of the timeline's spans by kind; overlapping spans are all counted."""
         import numpy as np
 
         table = self._of_a_timeline
@@ -167,15 +174,20 @@ class Records:
         return {_WORDS[number]: float(sums[number]) for number in np.unique(numbers).tolist()}
 
     def idle(self) -> float | None:
-        """Seconds in which a stage waited for others; None where none ever waits."""
+        """Return the seconds in which a stage waited for other stages; None if there are no such
+        waits."""
         waited = self._of_a_timeline
         waited = waited[waited["kind"] == RecordKind.IDLE]
         return self._seconds(waited) if len(waited) else None
 
     def rolled_up(self, rank: int) -> dict[str, Any]:
-        """Per step, kind, site and direction (texts are ``Coded``): how many (n), and the sum, least and most
-        ns (sum_ns, min_ns, max_ns). Beside what is in the timeline, collectives and messages by the label of
-        their group, and ``processor``: what of a processor the step had."""
+        """Return the number (n) and the sum, minimum and maximum ns (sum_ns, min_ns, max_ns) of
+        records per step, kind, site and direction.
+
+        Texts are ``Coded``. Besides the timeline's spans, the rows cover collectives and messages
+        by the label of their group, and ``processor``: the CPU time that the training thread had in
+        the step.
+        """
         import numpy as np
 
         table = self.timed
@@ -208,7 +220,8 @@ class Records:
         return joined([found, had, *self._step_sums(rank)])
 
     def _step_sums(self, rank: int) -> Iterator[dict[str, Any]]:
-        """Rows of what no sums of spans tell: communication, what of it is exposed, time between ops."""
+        """Yield rows that are not sums of spans: communication, its exposed part, time between
+        ops."""
         import numpy as np
 
         table = self._of_a_timeline
@@ -234,13 +247,14 @@ class Records:
 
     @cached_property
     def timed(self) -> np.ndarray:
-        """The records of a step that have a length. What has not ended, has failed, or whose start is unknown
-        (0, as earlier versions left it of collectives that ended out of their order) has none."""
+        """The records of a step with a known duration. Excluded are records that have not ended,
+        have failed, or have start 0: earlier versions wrote 0 for collectives that ended out of
+        order."""
         return self.table[(self.table["ended"] > 0) & (self.table["started"] > 0) & (self.table["step"] >= 0)]
 
     @cached_property
     def _of_a_timeline(self) -> np.ndarray:
-        """The records that are spans."""
+        """The timed records that are spans."""
         import numpy as np
 
         table = self.timed
@@ -252,7 +266,7 @@ class Records:
         return table[of_it]
 
     def _label(self, kind: int, name: int, group: int) -> tuple[str, str, str]:
-        """RecordKind, site and direction in words."""
+        """Return kind, site and direction as texts."""
         found = self.names.get(name, Name(""))
         if found.place and (word := SPANS.get(RecordKind(kind))):
             return word, found.place.site, _direction(found)
@@ -260,7 +274,7 @@ class Records:
         return RecordKind(kind).name.lower(), where, ""
 
     def sent(self, table: np.ndarray) -> np.ndarray:
-        """Bytes that this rank sent."""
+        """Return the bytes that this rank sent for each record of ``table``."""
         import numpy as np
 
         sent = table["bytes"].copy()
@@ -279,7 +293,8 @@ class Records:
 
 
 def _sum_rows(rank: int, steps: np.ndarray, kind: str, site: str, n: np.ndarray, ns: np.ndarray) -> dict[str, Any]:
-    """A row of a roll-up for each of these steps: how often, and how long."""
+    """Return one row of a roll-up for each of ``steps``: the counts ``n`` and the durations
+    ``ns``."""
     import numpy as np
 
     none = np.zeros(len(steps), np.int32)
@@ -299,7 +314,7 @@ _WORDS = ("", *dict.fromkeys((*SPANS.values(), *AROUND.values())))
 
 @cache
 def _kind_numbers() -> np.ndarray:
-    """By a record's kind, which of ``_WORDS`` it is in a timeline; 0: none."""
+    """Return an array from record kinds to indices in ``_WORDS``; index 0 is no span."""
     import numpy as np
 
     words = [
@@ -311,14 +326,15 @@ def _kind_numbers() -> np.ndarray:
 
 @cache
 def _is_around() -> np.ndarray:
-    """By a record's kind, whether it is one of ``AROUND``."""
+    """Return an array from record kinds to booleans: True for kinds in ``AROUND``."""
     import numpy as np
 
     return np.isin(np.arange(max(RecordKind) + 1), list(AROUND))
 
 
 def _occurrence(steps: np.ndarray, same: np.ndarray) -> np.ndarray:
-    """How often each row's step and number came before."""
+    """Return for each row the number of earlier rows with the same step and the same number in
+    ``same``."""
     import numpy as np
 
     order = np.lexsort((np.arange(len(steps)), same, steps))

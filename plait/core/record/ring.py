@@ -1,19 +1,20 @@
-"""A rank's ring: what it did last, in records of 64 bytes, which anybody may read at any time.
+"""A rank's ring buffer: its latest records, of 64 bytes each, which other processes may read at any
+time.
 
-The rank maps ``rings/rank-00000.ring`` into its memory (``ring_writer``); what it has stored there
-outlives it, also after SIGKILL, and is read without asking it, also while it holds the interpreter's lock.
-Beside it, ``rank-00000.names`` says in lines of JSON what the numbers in the records stand for; a line is
+The rank maps ``rings/rank-00000.ring`` into its memory (``ring_writer``). Stored records survive
+the rank, even after SIGKILL. Readers need no cooperation of the rank, not even its interpreter
+lock. ``rank-00000.names``, in lines of JSON, explains the numbers in the records; each line is
 written before the first record that needs it.
 
-A record is written once, when its thing begins (``enqueued``), and filled in when that has ``started`` and
-``ended``: a time of 0 is still to come, a negative ``ended`` is the time of a failure. So a record without
-an end is what a rank is at. Times are int64 nanoseconds of the host's monotonic clock, never floats: hosts
-are compared with ``clocks``.
+A record is written once, when its op is enqueued (``enqueued``); ``started`` and ``ended`` are
+filled in later. A time of 0 is not reached yet; a negative ``ended`` is the time of a failure. So a
+record without an end shows the op that a rank is executing. Times are int64 nanoseconds of the
+host's monotonic clock, never floats; ``clocks`` compares hosts.
 
-A record's first and last words are the low 32 bits of its number, counted from 1: where they differ, the
-record is torn, and is left out. Whoever writes one damages the last word of what stood in its place first,
-and writes both words when all else is there (``_ring.c``), so that a reader who takes the words in
-their order takes no mixture for a record.
+A record's first and last words are the low 32 bits of its number, counted from 1. If they differ,
+the record is torn and skipped. A writer first damages the last word of the old record, and stores
+both words after all other fields (``_ring.c``). So a reader that reads the words in their order
+never accepts a mixture of two records.
 """
 
 from __future__ import annotations
@@ -40,34 +41,36 @@ if TYPE_CHECKING:
 VERSION = 1
 MAGIC = b"PLAITRNG"
 HEADER = 4096
-"""Bytes before the first record: a page."""
+"""The bytes before the first record: a page."""
 RECORD = struct.Struct("<IBBHqqqqiIIiII")
 FIELDS = (
     "opened", "kind", "call", "group", "enqueued", "started", "ended", "bytes", "step", "sequence", "name", "peer",
     "signature", "closed",
 )  # fmt: skip
 STARTED, ENDED, BYTES = 16, 24, 32
-"""Where in a record the fields are that are filled in later."""
+"""The byte offsets within a record of the fields that are filled in later."""
 CAPACITY = 1 << 16
-"""Records of a ring unless it is told fewer: 4 MiB."""
-NOBODY = -1
-"""The peer of what has none; the step of what belongs to none."""
+"""The default and largest number of records of a ring: 4 MiB."""
+UNSET = -1
+"""The peer of a record without a peer; the step of a record outside of steps."""
 _HEADER = struct.Struct("<8sIIIIqiiiiqqqqqqqqq64s64s64s")
 LIVE = 80
-"""Where in the header the words are that change: step, when it began, whether the writer has ended."""
+"""The byte offset in the header of the words that change: step, its start, and the time when the
+writer closed the ring."""
 
 PLAN = _HEADER.size - 64
-"""Where the plan's hash is."""
+"""The byte offset in the header of the plan's hash."""
 
 
 class RecordKind(IntEnum):
-    """What a record is about.
+    """The kind of op that a record describes.
 
-    STEP: a whole step; its bytes are ns of processor time that the thread which trains had in it, 0 where a
-    device computes. COMPUTE, WAIT, IDLE, COLLECTIVE, JOB and TRANSFER whose name has a place are spans of the
-    step's timeline. JOB: what a background thread does in one go (a unit gathered, a tensor moved to another
-    layout), which are several COLLECTIVE or SEND and RECEIVE records. TRANSFER: a tensor on its way to
-    another stage, as the sender's pipeline sees it. SEND, RECEIVE: one message.
+    STEP: a whole step; its bytes are the CPU nanoseconds of the training thread in the step, 0 if a
+    device computes. COMPUTE, WAIT, IDLE, COLLECTIVE, JOB and TRANSFER are spans of the step's
+    timeline if their name has a place. JOB: one task of a background thread (a unit gathered, a
+    tensor moved to another layout), which has several COLLECTIVE or SEND and RECEIVE records.
+    TRANSFER: a tensor on its way to another stage, as seen by the sender's pipeline. SEND, RECEIVE:
+    one message.
     """
 
     STEP = 1
@@ -88,34 +91,38 @@ class RecordKind(IntEnum):
 VERBS: tuple[str, ...] = (
     "", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate", "broadcast", "barrier", "message",
 )  # fmt: skip
-"""What a collective does; its number is the low half of a record's ``call``."""
+"""The collective operations; an operation's index is the low half of a record's ``call``."""
 DTYPES: tuple[str, ...] = (
     "", "float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
     "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
-"""Types of numbers; the high half of ``call``. Others are the first."""
+"""The dtypes of tensors; an index is the high half of a record's ``call``. Unlisted dtypes have
+index 0."""
 
 
 def call_of(verb: str, dtype: str) -> int:
-    """The two in one byte."""
+    """Return a record's ``call``: operation and dtype in one byte."""
     return VERBS.index(verb) | (DTYPES.index(dtype) if dtype in DTYPES else 0) << 4
 
 
 def verb_and_dtype(call: int) -> tuple[str, str]:
-    """What ``call_of`` has put together."""
+    """Return operation and dtype of a record's ``call``: the inverse of ``call_of``."""
     return VERBS[call & 15], DTYPES[call >> 4]
 
 
 def signature_of(verb: str, dtype: str, *sizes: int) -> int:
-    """32 bits that the members of a group must agree on: what is done, to how many numbers, of which type.
+    """Return a 32-bit signature that all members of a group must agree on: operation, dtype and
+    sizes.
 
-    The same in every process and on every machine; two that differ collide once in four billion.
+    It is the same in every process and on every machine; two different signatures collide once in
+    four billion.
     """
     return crc32(f"{verb}/{dtype}/{'/'.join(map(str, sizes))}".encode())
 
 
 class OpPlace(NamedTuple):
-    """Where an op of a schedule, a segment list or a unit belongs, as in ``core.record.timeline.NamedOp``."""
+    """The place of an op of a schedule, a segment or a unit, as in
+    ``core.record.timeline.NamedOp``."""
 
     site: str
     layer: int
@@ -125,7 +132,7 @@ class OpPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What a record's ``name`` stands for. place: None for what is no span of the timeline."""
+    """The meaning of a record's ``name``. place: None if the record is no span of the timeline."""
 
     text: str
     place: OpPlace | None = None
@@ -133,10 +140,11 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class RingGroup:
-    """Ranks that communicate. ranks: sorted. ordinal: 0 for the first group with exactly these ranks, 1 for
-    the second, as all members open them. It is equal on all members; a process's own number is not.
+    """A process group. ranks: sorted. ordinal: 0 for the first group with exactly these ranks, 1
+    for the second, in the order in which all members open them. The ordinal is equal on all
+    members; a process's own group number is not.
 
-    label: what it is for (``tp``, ``params``, ``lane 0-1``).
+    label: the group's purpose (``tp``, ``params``, ``lane 0-1``).
     """
 
     ranks: tuple[int, ...]
@@ -149,24 +157,26 @@ class RingGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One thing that a rank did, does, or is about to do. Times: ns; 0 is still to come.
+    """An op that a rank has executed, is executing or has enqueued. Times: ns; 0 if not reached
+    yet.
 
-    number: of the record on its rank, from 1 on. group, sequence, verb, dtype, signature: of collectives and
-    messages; sequence counts the collectives of a group, or the messages of a group from one rank to one
-    other, from 0 on. peer: of a SEND whom it goes to, of a RECEIVE whom it comes from. bytes: of the larger
-    of a collective's two tensors, otherwise what this rank sends or receives.
+    number: index of the record on its rank, from 1 on. group, sequence, verb, dtype, signature: of
+    collectives and messages only. sequence counts the collectives of a group, or its messages from
+    one rank to another, from 0 on. peer: the receiver of a SEND, the sender of a RECEIVE. bytes:
+    bytes of the larger of a collective's two tensors, otherwise bytes that this rank sends or
+    receives.
     """
 
     kind: RecordKind
     name: Name
-    step: int = NOBODY
+    step: int = UNSET
     enqueued: int = 0
     started: int = 0
     ended: int = 0
     failed: bool = False
     group: RingGroup | None = None
     sequence: int = 0
-    peer: int = NOBODY
+    peer: int = UNSET
     bytes: int = 0
     verb: str = ""
     dtype: str = ""
@@ -175,19 +185,20 @@ class Record:
 
     @property
     def open(self) -> bool:
-        """Whether it is under way, or waits to be."""
+        """True if the op has not ended."""
         return not self.ended
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """Who writes a ring.
+    """The header of a ring: the process that writes it and its progress.
 
-    pid, process_started: tell the process from another one of its number (ticks since boot). boot: of the
-    kernel, whose monotonic clock all its processes share. monotonic, wall: one moment on both clocks, ns;
-    uncertain: by how much they may be apart, ns. attempt: how often the run was started before. token: of
-    this file and its names alone. step, stepped: the step under way, counted from 0, and when it began, ns.
-    closed: when the writer ended in good order, 0 if it has not.
+    pid, process_started: identify the process; process_started (ticks since boot) tells it from
+    another process with the same pid. boot: the boot id of the kernel, whose monotonic clock all
+    its processes share. monotonic, wall: the same moment on both clocks, ns; uncertain: their
+    largest difference, ns. attempt: the number of earlier starts of the run. token: random number
+    of this file and its names. step, stepped: the current step, counted from 0, and its start, ns.
+    closed: when the writer closed the ring, ns; 0 if it has not.
     """
 
     rank: int
@@ -204,12 +215,12 @@ class Header:
     uncertain: int = 0
     token: int = 0
     capacity: int = CAPACITY
-    step: int = NOBODY
+    step: int = UNSET
     stepped: int = 0
     closed: int = 0
 
     def pack(self) -> bytes:
-        """As it stands in the file."""
+        """Return the header as bytes of the file."""
         texts = (text.encode()[:64] for text in (self.host, self.boot, self.plan))
         return _HEADER.pack(
             MAGIC, VERSION, HEADER, RECORD.size, 0, self.capacity,
@@ -221,17 +232,18 @@ class Header:
 
     @staticmethod
     def unpack(data: bytes) -> Header:
-        """Raises DataError for what is no ring, or one of another version."""
+        """Return the header in the first bytes of a file. Raises DataError for data that is no
+        ring, is damaged or of another version."""
         if len(data) < HEADER or data[: len(MAGIC)] != MAGIC:
-            raise DataError("it is no ring, or cut off within its first page")
+            raise DataError("it is not a ring file, or its header page is truncated")
         _, version, header, record, _, capacity, *rest = _HEADER.unpack_from(data)
         if (version, header, record) != (VERSION, HEADER, RECORD.size):
             raise DataError(f"it is a ring of version {version}; this Plait reads version {VERSION}")
         if not 1 <= capacity <= CAPACITY or capacity & (capacity - 1):
-            raise DataError(f"its header is damaged: a ring of {capacity} records, where {CAPACITY} are the most")
+            raise DataError(f"its header is damaged: capacity {capacity} is not a power of two up to {CAPACITY}")
         rank, world, local, attempt, pid, process, token, uncertain, step, stepped, closed, monotonic, wall = rest[:13]
         if not 0 <= rank < world <= MOST_RANKS or not 0 <= local < world:
-            raise DataError(f"its header is damaged: rank {rank} of {world}, {local} on its host")
+            raise DataError(f"its header is damaged: rank {rank} of {world} ranks, local rank {local}")
         host, boot, plan = (text.rstrip(b"\0").decode("utf-8", "replace") for text in rest[13:])
         return Header(
             rank=rank, world=world, host=host, pid=pid, plan=plan, local_rank=local, attempt=attempt,
@@ -242,11 +254,11 @@ class Header:
 
 @dataclass(frozen=True)
 class Ring:
-    """A rank's ring as it was when it was read.
+    """A snapshot of a rank's ring.
 
-    table: one row per record, in the order of their beginning, with the columns ``FIELDS`` and ``number``;
-    its numbers stand for ``names`` and ``groups``. torn: records that were just being written. problems: what
-    else could not be read, in words.
+    table: one row per record, in order of their numbers, with the columns ``FIELDS`` and
+    ``number``. names, groups: the meanings of the numbers in ``table``. torn: number of records
+    that were just being written. problems: descriptions of other unreadable parts.
     """
 
     header: Header
@@ -258,15 +270,17 @@ class Ring:
 
     @property
     def rank(self) -> int:
-        """Whose it is."""
+        """The rank that wrote the ring."""
         return self.header.rank
 
     def records(self, rows: np.ndarray | slice = slice(None)) -> list[Record]:
-        """The records of some rows, such as ``ring.table["step"] == 7``; of all, if not told."""
+        """Return the records of some rows, such as ``ring.table["step"] == 7``; by default of all
+        rows."""
         return [self._record(row) for row in self.table[rows].tolist()]
 
     def open(self) -> list[Record]:
-        """What has begun and not ended: what the rank is at, and what it has in flight."""
+        """Return the records that have not ended: the ops that the rank is executing or has in
+        flight."""
         return self.records(self.table["ended"] == 0)
 
     def _record(self, row: tuple[Any, ...]) -> Record:
@@ -281,7 +295,7 @@ class Ring:
 
 
 def read_ring(path: Path) -> Ring:
-    """The ring in a file, whether its writer runs, has ended or was killed.
+    """Return the ring in a file, whether its writer runs, has ended or was killed.
 
     Raises DataError for a file that is missing, truncated, foreign, damaged or of another version.
     """
@@ -291,10 +305,10 @@ def read_ring(path: Path) -> Ring:
             header = Header.unpack(data)
             size, there = HEADER + header.capacity * RECORD.size, os.fstat(file.fileno()).st_size
             if there != size:
-                raise DataError(f"it has {there} bytes, by its header {size}")
-            data += file.read(size - HEADER)  # not mapped: a file that shrinks under a map ends the process
+                raise DataError(f"it has {there} bytes, but its header requires {size}")
+            data += file.read(size - HEADER)  # not mapped: if the file shrank, access to the map would kill the process
         if len(data) != size:
-            raise DataError("it has become shorter")
+            raise DataError("it was truncated during reading")
     except OSError as error:
         raise DataError(f"{path} cannot be read as a ring: {error.strerror or error}") from None
     except DataError as error:
@@ -305,15 +319,16 @@ def read_ring(path: Path) -> Ring:
 
 
 def open_ring(path: Path) -> BinaryIO:
-    """Its file. Raises OSError, and DataError for a pipe, at which one would wait, and for a device."""
+    """Open a ring's file. Raises OSError, and DataError if it is no regular file: opening a pipe
+    would block."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise DataError("it is no file")
+        raise DataError("it is not a regular file")
     return open(path, "rb")
 
 
 def read_rings(folder: Path, problems: list[str]) -> Iterator[Ring]:
-    """All rings of a folder by rank, one after the other: of many ranks they fill a memory. problems: gets in
-    words what was left out."""
+    """Yield all rings of a folder, by rank; one at a time, because many rings would fill the
+    memory. problems: receives descriptions of unreadable rings."""
     for path in sorted(folder.glob("rank-*.ring")):
         try:
             ring = read_ring(path)
@@ -326,7 +341,7 @@ def read_rings(folder: Path, problems: list[str]) -> Iterator[Ring]:
 
 @cache
 def row_type() -> np.dtype[np.void]:
-    """A record's, for NumPy."""
+    """Return the NumPy dtype of a record."""
     import numpy as np
 
     kinds = {"I": "<u4", "B": "u1", "H": "<u2", "q": "<i8", "i": "<i4"}
@@ -341,24 +356,24 @@ def _numbered_type() -> np.dtype[np.void]:
 
 
 def numbered(rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Records with their numbers, the form of ``Ring.table``."""
+    """Return records with their numbers, in the form of ``Ring.table``."""
     import numpy as np
 
     table = np.empty(len(rows), _numbered_type())
-    whole = table.view(np.uint8).reshape(len(rows), table.itemsize)  # field by field takes ten times as long
+    whole = table.view(np.uint8).reshape(len(rows), table.itemsize)  # copying field by field takes ten times as long
     whole[:, : RECORD.size] = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), RECORD.size)
     table["number"] = numbers
     return table
 
 
 def whole_rows(rows: np.ndarray) -> np.ndarray:
-    """Which records are neither torn nor damaged."""
+    """Return a mask of the records that are neither torn nor damaged."""
     whole = (rows["opened"] == rows["closed"]) & (rows["kind"] > 0) & (rows["kind"] <= max(RecordKind))
     return whole & (rows["call"] & 15 < len(VERBS)) & (rows["call"] >> 4 < len(DTYPES))
 
 
 def _table(data: bytes, capacity: int) -> tuple[np.ndarray, int]:
-    """The records that are whole, numbered, and how many are torn."""
+    """Return the whole records with their numbers, and the number of torn records."""
     import numpy as np
 
     found = np.frombuffer(data, row_type(), capacity, HEADER)
@@ -366,15 +381,15 @@ def _table(data: bytes, capacity: int) -> tuple[np.ndarray, int]:
     whole = whole_rows(found) & ((opened - 1) % capacity == slots)
     torn = int(np.count_nonzero(~whole & ((opened != 0) | (found["closed"] != 0))))
     kept, numbers = found[whole], opened[whole]
-    if len(numbers):  # words of 32 bits: those of a long run go round, so they are compared with one of them
+    if len(numbers):  # the 32-bit words of a long run wrap around: they are taken relative to the first
         numbers = numbers[0] + (numbers - numbers[0] + (1 << 31)) % (1 << 32) - (1 << 31)
     order = np.argsort(numbers)
     return numbered(kept[order], numbers[order]), torn
 
 
 def read_names(path: Path, token: int) -> tuple[dict[int, Name], dict[int, RingGroup], tuple[str, ...]]:
-    """What the numbers of a ring with this token stand for, and in words what could not be read. A last line
-    that was cut off belongs to no record yet."""
+    """Return the names and groups of the ring with this token, and descriptions of unreadable
+    parts. An incomplete last line is skipped: no record needs it yet."""
     names: dict[int, Name] = {}
     groups: dict[int, RingGroup] = {}
     try:
@@ -390,7 +405,7 @@ def read_names(path: Path, token: int) -> tuple[dict[int, Name], dict[int, RingG
                 case {"group": int(number), "ranks": list(), "ordinal": int(ordinal), "label": str(label)} as group:
                     groups[number] = RingGroup(tuple(map(int, group["ranks"])), ordinal, label)
                 case other:
-                    return names, groups, (f"{path} has a line that means nothing here: {other}",)
+                    return names, groups, (f"{path} has an unknown line: {other}",)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        return names, groups, (f"{path} cannot be read, so that names and groups are unknown: {error}",)
+        return names, groups, (f"{path} cannot be read ({error}): names and groups are unknown",)
     return names, groups, ()

@@ -1,7 +1,8 @@
-"""Reading a rank's ring as it grows, from outside of the rank: what is new, and what has ended since.
+"""A reader that follows a rank's ring from another process: new records, and ends of earlier
+records.
 
-Of the file only what is new is read, a header and a few kilobytes each time, so that a host's ranks can be
-followed many times a second. What is read stays here until it is taken, a step at a time.
+Each call reads only new data, a header and a few kilobytes, so that a host's ranks can be followed
+many times a second. Records stay in memory until they are taken, a step at a time.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 from plait.core.base.errors import DataError
 from plait.core.record.ring import (
     HEADER,
-    NOBODY,
     RECORD,
+    UNSET,
     Header,
     Name,
     RecordKind,
@@ -29,17 +30,19 @@ if TYPE_CHECKING:
     import numpy as np
 
 CHUNK = 2048
-"""Records that are read at once."""
+"""The number of records per read."""
 MARGIN = 8
-"""Of a ring that has overtaken its reader, one part in so many is left out: it is being overwritten."""
+"""The skipped part of a ring that has overtaken its reader, as 1/MARGIN of its records: the writer
+will overwrite them next."""
 _WORD = 1 << 32
 
 
 class RingFollower:
-    """Raises DataError for a file that is missing, foreign, damaged or of another version.
+    """A reader that follows a growing ring. Raises DataError for a file that is missing, foreign,
+    damaged or of another version.
 
-    rows: read and not yet taken, as in ``Ring.table``. lost: how many records were overwritten before they
-    were read.
+    rows: records that were read and not yet taken, as in ``Ring.table``. lost: number of records
+    that were overwritten before they were read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,16 +63,16 @@ class RingFollower:
         self.lost = 0
         self.rows = self._empty()
         self._next = 1
-        self._missing: list[int] = []  # numbers that were given to a thread and not yet written by it
+        self._missing: list[int] = []  # numbers that threads hold but have not written yet
         self._names_read = -1
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the file."""
         os.close(self._file)
 
     @property
     def replaced(self) -> bool:
-        """Whether another file has this one's name: that of a new start."""
+        """True if another file, of a new start, has taken this file's name."""
         try:
             return not os.path.samestat(os.stat(self.path), os.fstat(self._file))
         except OSError:
@@ -77,13 +80,13 @@ class RingFollower:
 
     @property
     def steps(self) -> list[int]:
-        """Steps that are over and have not been taken, in their order."""
+        """The steps that are complete and not yet taken, in order."""
         rows = self.rows
         return rows["step"][(rows["kind"] == RecordKind.STEP) & (rows["ended"] > 0)].tolist()
 
     def advance(self) -> int:
-        """Take in what was written since the last time, and what has ended; how many records are new. Raises
-        DataError if the file is no ring any more."""
+        """Read new records and new ends of earlier records; return the number of new records.
+        Raises DataError if the file is no longer a ring."""
         import numpy as np
 
         self.header = self._header()
@@ -95,21 +98,21 @@ class RingFollower:
         rows = np.concatenate([known, again[~there], fresh])
         self.rows = rows if there.all() else rows[np.argsort(rows["number"], kind="stable")]
         self._read_names()
-        forgotten = self.rows["number"][(self.rows["kind"] == RecordKind.STEP) & (self.rows["step"] == NOBODY)]
-        if len(forgotten):  # what came before belongs to no step: it was only timed
+        forgotten = self.rows["number"][(self.rows["kind"] == RecordKind.STEP) & (self.rows["step"] == UNSET)]
+        if len(forgotten):  # records before this one belong to no step: they were only timed
             self.rows = self.rows[self.rows["number"] > forgotten[-1]]
         return len(fresh)
 
     def take(self, first: int, last: int) -> np.ndarray:
-        """What has ended of some steps. What is older than these, or of them and still open, is forgotten:
-        nobody asks for it again."""
+        """Return the ended records of steps ``first`` to ``last``. Records of earlier steps, and
+        open records of these steps, are discarded: no caller needs them again."""
         rows = self.rows
         due = rows["step"] <= last
         self.rows = rows[~due]
         return rows[due & (rows["step"] >= first) & (rows["ended"] != 0)]
 
     def keep(self, most: int) -> None:
-        """Forget what is older than so many records."""
+        """Discard all but the last ``most`` records."""
         self.rows = self.rows[-most:]
 
     # ---- inside ----
@@ -126,7 +129,8 @@ class RingFollower:
             raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from None
 
     def _rows(self, first: int, count: int) -> np.ndarray:
-        """The records in the places of so many numbers; fewer where the ring goes round, or is cut off."""
+        """Return the records in the slots of ``count`` numbers from ``first`` on; fewer at the end
+        of the ring, or if the file is cut off."""
         import numpy as np
 
         place = (first - 1) % self.header.capacity
@@ -135,7 +139,8 @@ class RingFollower:
         return np.frombuffer(data, row_type(), len(data) // RECORD.size)
 
     def _away(self, rows: np.ndarray, first: int) -> np.ndarray:
-        """By how much the numbers in some places are beyond those awaited; negative: not yet written."""
+        """Return the differences between the numbers in some slots and the expected numbers;
+        negative: not yet written."""
         import numpy as np
 
         awaited = (np.arange(first, first + len(rows)) % _WORD).astype(np.int64)
@@ -145,7 +150,7 @@ class RingFollower:
         import numpy as np
 
         found = [self._empty()]
-        for _ in range(2 * (self.header.capacity // CHUNK + 2)):  # a writer faster than this would go on for ever
+        for _ in range(2 * (self.header.capacity // CHUNK + 2)):  # bounded: a faster writer would keep it running
             rows = self._rows(self._next, CHUNK)
             away = self._away(rows, self._next)
             if (away > 0).any():
@@ -165,7 +170,7 @@ class RingFollower:
         return np.concatenate(found)
 
     def _catch_up(self) -> None:
-        """Go to the oldest record that will not be overwritten at once."""
+        """Move to the oldest record that will not be overwritten at once."""
         import numpy as np
 
         capacity = self.header.capacity
@@ -177,7 +182,7 @@ class RingFollower:
         self._next = max(self._next, oldest)
 
     def _again(self) -> np.ndarray:
-        """What was open or missing at the last time, as it is now."""
+        """Return the present state of the records that were open or missing at the last read."""
         import numpy as np
 
         wanted = self.rows["number"][self.rows["ended"] == 0].tolist() + self._missing
@@ -193,7 +198,7 @@ class RingFollower:
         return np.concatenate(found)
 
     def _read_names(self) -> None:
-        """Anew if there are more."""
+        """Read the names file again if it has grown."""
         path = self.path.with_suffix(".names")
         try:
             size = path.stat().st_size

@@ -1,9 +1,9 @@
-"""Writing a rank's ring: no system calls. Records themselves are written in C (``_ring.c``), or in Python
-where that is not built (``ring_plain``).
+"""The writer of a rank's ring, which needs no system calls. C code (``_ring.c``) writes the
+records, or Python (``ring_plain``) if the C extension is not built.
 
-Any thread may write. A record gets its number, and with it its place, from a counter that hands out each
-once; so writers never touch the same bytes, and a thread that is held up leaves a damaged record where its
-new one will be.
+Any thread may write. A counter gives each record a unique number and hence a unique slot, so
+threads never write the same bytes at the same time. A thread that is delayed leaves a damaged
+record in its slot until it has written the new one.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ else:
     Flight, Line, Pace, Writer = records.Flight, records.Line, records.Pace, records.Writer
 
 NATIVE = Writer.__module__.endswith("._ring")
-"""Whether records are written in C."""
+"""True if C code writes the records."""
 _I64, _STEP = struct.Struct("<q"), struct.Struct("<qq")
 WORD = (1 << 32) - 1
-"""What of a number is in a record."""
+"""The mask of the bits of a number that a record stores."""
 
 
 def this_process(*, rank: int, world: int, local_rank: int = 0, attempt: int = 0, plan: str = "",
                  capacity: int = CAPACITY) -> Header:  # fmt: skip
-    """The header of a ring that this process writes."""
+    """Return the header of a ring that this process writes."""
     state, boot = process_state(os.getpid()), ""
     with suppress(OSError):
         boot = boot_id()
@@ -75,10 +75,10 @@ def this_process(*, rank: int, world: int, local_rank: int = 0, attempt: int = 0
 
 
 class RingWriter(Writer):
-    """A rank's ring. path: its file, which takes the place of one that is there; None: memory of this process
-    alone.
+    """The writer of a rank's ring. path: its file, which replaces an existing one; None: memory of
+    this process only.
 
-    Raises OSError if the file cannot be made, all of it, so that a full disk does no harm later.
+    Raises OSError if the file cannot be allocated in full, so that a full disk does no harm later.
     """
 
     def __init__(self, path: Path | None, header: Header) -> None:
@@ -87,8 +87,8 @@ class RingWriter(Writer):
         self.groups: dict[int, RingGroup] = {}
         self._names: dict[tuple[str, OpPlace | None], int] = {}
         self._opened: Counter[tuple[int, ...]] = Counter()
-        self._lock = threading.Lock()  # for new names and groups
-        self._told = -1  # their file
+        self._lock = threading.Lock()  # guards new names and groups
+        self._told = -1  # descriptor of the names file
         if path is None:
             self._map = mmap.mmap(-1, _size(header))
             self._map[: len(header.pack())] = header.pack()
@@ -97,52 +97,52 @@ class RingWriter(Writer):
             self._map = _new_file(path, header)
         super().__init__(self._map, header.capacity)
 
-    # ---- what numbers stand for ----
+    # ---- names and groups ----
 
     def name(self, text: str, place: OpPlace | None = None) -> int:
-        """The number of a name; the same for the same."""
+        """Return the number of a name; equal names have the same number."""
         number = self._names.get((text, place))
         if number is None:
             with self._lock:
                 if number := self._names.get((text, place)):
                     return number
                 number = len(self._names) + 1
-                self._tell({"name": number, "text": text} | ({"place": place} if place else {}))
+                self._append_name({"name": number, "text": text} | ({"place": place} if place else {}))
                 self.names[number] = Name(text, place)
                 self._names[text, place] = number
         return number
 
     def group(self, ranks: Sequence[int], label: str) -> int:
-        """The number of a group of ranks that is being opened, on all of them at the same point."""
+        """Return the number of a new group of ranks. All members must open it at the same point."""
         members = tuple(sorted(ranks))
         with self._lock:
             ordinal, number = self._opened[members], self._opened.total() + 1
-            self._tell({"group": number, "ranks": members, "ordinal": ordinal, "label": label})
+            self._append_name({"group": number, "ranks": members, "ordinal": ordinal, "label": label})
             self.groups[number] = RingGroup(members, ordinal, label)
             self._opened[members] += 1
         return number
 
-    # ---- what is alive ----
+    # ---- live fields ----
 
     def step(self, number: int, at: int) -> None:
-        """A step begins."""
+        """Record the start of a step. at: ns of the monotonic clock."""
         _STEP.pack_into(self._map, LIVE, number, at)
 
     def obeys(self, plan: str) -> None:
-        """Another plan is this rank's from now on."""
+        """Set the hash of the plan that this rank follows from now on."""
         self.header = replace(self.header, plan=plan)
         self._map[PLAN : PLAN + 64] = plan.encode()[:64].ljust(64, b"\0")
 
     def close(self) -> None:
-        """The writer ends in good order. What threads still write goes nowhere that matters."""
+        """Mark the ring as closed in good order. Later records of other threads are not needed."""
         _I64.pack_into(self._map, LIVE + 16, time.monotonic_ns())
         if self._told >= 0:
             os.close(self._told)
             self._told = -1
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """The records of these numbers as they are now, as in ``Ring.table``; without those that were
-        overwritten."""
+        """Return the present records of some numbers, as in ``Ring.table``, without overwritten
+        ones."""
         import numpy as np
 
         every = np.frombuffer(self._map, row_type(), self.header.capacity, HEADER)
@@ -150,8 +150,9 @@ class RingWriter(Writer):
         whole = (found["opened"] == (numbers & WORD)) & (found["closed"] == found["opened"])
         return numbered(found, numbers) if whole.all() else numbered(found[whole], numbers[whole])
 
-    def _tell(self, line: dict[str, Any]) -> None:
-        """Before the first record that needs it. A full disk costs the name, not the run."""
+    def _append_name(self, line: dict[str, Any]) -> None:
+        """Append a line to the names file, before the first record that needs it. If the disk is
+        full, the name is lost and the run continues."""
         if self._told >= 0:
             with suppress(OSError):
                 os.write(self._told, (json.dumps(line) + "\n").encode())
@@ -162,14 +163,15 @@ def _size(header: Header) -> int:
 
 
 def _new_names(path: Path, header: Header) -> int:
-    """The file of names with its first line, open for more."""
+    """Return the descriptor of the names file, which holds its first line and is open for more."""
     with replacing(path) as partial:
         partial.write_text(json.dumps({"token": header.token}) + "\n")
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
 
 def _new_file(path: Path, header: Header) -> mmap.mmap:
-    """A mapped file, with all of its blocks: to write into a hole on a full disk would end the process."""
+    """Return a mapped file with all of its blocks allocated: writing into a hole on a full disk
+    would kill the process."""
     with replacing(path) as partial:
         handle = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
         try:

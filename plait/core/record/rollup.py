@@ -1,11 +1,12 @@
-"""Roll-ups: how often and how long ranks did each kind of thing in every step, small enough to be kept of all
-steps of a run; and totals, which are roll-ups added up over steps, small enough to be read at a glance.
+"""Roll-ups: counts and durations per rank, step and kind of op, small enough to keep for all steps
+of a run. Totals are roll-ups summed over steps, for quick reading.
 
-``timeline/rollup/block=B/ranks-F-L-step-S.parquet`` holds up to ``BLOCK`` steps of the ranks F to L of a
-host, from step S on, with the columns step, rank, kind, site, direction, n, sum_ns, min_ns, max_ns. A file of
-that name under ``timeline/totals`` says the same of all these steps together: rank, kind, site, direction,
-steps (in how many the rank did it), n, sum_ns, min_ns, max_ns. DuckDB, Polars and pandas read each folder as
-one table. Earlier versions wrote ``rank-R-step-S.parquet``, a file for each rank, and no totals.
+``timeline/rollup/block=B/ranks-F-L-step-S.parquet`` holds up to ``BLOCK`` steps, from step S on, of
+ranks F to L of a host. Its columns are step, rank, kind, site, direction, n, sum_ns, min_ns,
+max_ns. A file of the same name under ``timeline/totals`` holds sums over these steps: rank, kind,
+site, direction, steps (number of steps with such ops), n, sum_ns, min_ns, max_ns. DuckDB, Polars
+and pandas read each folder as one table. Earlier versions wrote ``rank-R-step-S.parquet``, one file
+per rank, and no totals.
 """
 
 from __future__ import annotations
@@ -21,26 +22,27 @@ from plait.core.record.columns import Coded, metadata_of, write_columns
 
 VERSION = "1"
 BLOCK = 1000
-"""Steps of a block."""
+"""The steps of a block."""
 FOLDER = "rollup"
 TOTALS = "totals"
 RINGS = "plait.rings"
-"""In a file's metadata: the rings that it was made of, as JSON: by rank, the ring's token and the last step
-of it."""
+"""The key in a file's metadata for its source rings, as JSON: from rank to the ring's token and
+last step."""
 STEPS = "plait.steps"
-"""In a file of totals: its first and its last step."""
+"""The key in the metadata of a totals file for its first and last step."""
 PROCESSOR = "processor"
-"""A kind: not how long a step took, but how much of a processor the thread that trains had in it."""
+"""A kind: the CPU time of the training thread in a step, in place of the step's duration."""
 STEP = "step"
-"""A kind: how long a step took."""
+"""A kind: the duration of a step."""
 HOST, BETWEEN = "host", "between ops"
-"""Kind and site: what passed between the ``OPS`` of a step, from the first to the last, without ``FILLS``."""
+"""The kind and the site of the time between the ``OPS`` of a step, from the first op to the last,
+without ``FILLS``."""
 OPS, FILLS = ("compute", "wait", "idle"), ("data", "optimizer")
 COMMUNICATION, EXPOSED = "communication", "exposed"
-"""Kinds: seconds of a step in which anything was communicated or waited for, also where there are none, and
-what of them is exposed, by axis (its site), as ``core.record.exposure`` defines both."""
+"""Kinds of a step's communication time, written even if it is zero, and of its exposed part per
+axis (the site). ``core.record.exposure`` defines both."""
 STEP_SUMS = (STEP, PROCESSOR, COMMUNICATION, EXPOSED)
-"""Kinds that are no ops and no time between them."""
+"""The kinds that are neither ops nor time between ops."""
 _TEXTS = ("kind", "site", "direction")
 COLUMNS = ("step", "rank", *_TEXTS, "n", "sum_ns", "min_ns", "max_ns")
 TOTAL_COLUMNS = ("rank", *_TEXTS, "steps", "n", "sum_ns", "min_ns", "max_ns")
@@ -48,8 +50,9 @@ TOTAL_COLUMNS = ("rank", *_TEXTS, "steps", "n", "sum_ns", "min_ns", "max_ns")
 
 @dataclass(frozen=True, kw_only=True)
 class RollupSource:
-    """Where sums come from. began: when the ranks started, ns of the wall clock: of a step that was done
-    twice, the later start counts. rings: by rank, the token of its ring, and the last step of it."""
+    """The source of a roll-up. began: wall-clock time in ns when the ranks started; if a step was
+    repeated, the later start counts. rings: from rank to the token and the last step of its
+    ring."""
 
     plan: str
     began: int
@@ -57,19 +60,20 @@ class RollupSource:
 
 
 def rollup_file(timeline: Path, ranks: range, step: int) -> Path:
-    """Where what a host's ranks do from ``step`` on is written, up to the end of its block."""
+    """Return the path of the roll-up of a host's ranks from ``step`` on, up to the end of its
+    block."""
     name = f"ranks-{ranks.start:05d}-{ranks.stop - 1:05d}-step-{step:08d}.parquet"
     return timeline / FOLDER / f"block={step // BLOCK}" / name
 
 
 def totals_file(rollup: Path) -> Path:
-    """Where the totals of a roll-up are."""
+    """Return the path of the totals of a roll-up."""
     return rollup.parents[2] / TOTALS / rollup.parent.name / rollup.name
 
 
 def write_rollup(path: Path, columns: Mapping[str, Any], source: RollupSource) -> None:
-    """A roll-up and its totals. columns: ``COLUMNS``, as ``Records.rolled_up`` makes them; of several ranks
-    ``joined``. Raises OSError."""
+    """Write a roll-up and its totals. columns: ``COLUMNS``, as ``Records.rolled_up`` returns them;
+    for several ranks, their ``joined`` columns. Raises OSError."""
     stamp = {"plait.plan": source.plan, "plait.began": str(source.began)}
     rings = {RINGS: json.dumps({str(rank): ring for rank, ring in source.rings.items()})}
     _write(path, COLUMNS, columns, {"plait.rollup.version": VERSION, **stamp, **rings})
@@ -83,16 +87,18 @@ def _write(path: Path, names: Sequence[str], columns: Mapping[str, Any], metadat
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The rows of several roll-ups, one after the other."""
+    """Return the rows of several roll-ups, concatenated."""
     import numpy as np
 
     return {
-        name: _one_code([part[name] for part in parts]) if name in _TEXTS else np.concatenate([p[name] for p in parts])
+        name: _merge_coded([part[name] for part in parts])
+        if name in _TEXTS
+        else np.concatenate([p[name] for p in parts])
         for name in COLUMNS
     }
 
 
-def _one_code(columns: Sequence[Coded]) -> Coded:
+def _merge_coded(columns: Sequence[Coded]) -> Coded:
     import numpy as np
 
     texts = list(dict.fromkeys(text for column in columns for text in column.texts))
@@ -102,7 +108,7 @@ def _one_code(columns: Sequence[Coded]) -> Coded:
 
 
 def totals_of(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A roll-up over all of its steps: ``TOTAL_COLUMNS``."""
+    """Return the sums of a roll-up over all of its steps, as ``TOTAL_COLUMNS``."""
     import numpy as np
 
     key = columns["rank"].astype(np.int64)
@@ -121,8 +127,8 @@ def totals_of(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def last_steps_of_rings(timeline: Path, ranks: range) -> dict[tuple[int, int], int]:
-    """By rank and token of its ring, the last step that is in roll-ups: of files that have any of these
-    ranks."""
+    """Return the last step in roll-ups by (rank, token of its ring), read from all files that
+    contain any of ``ranks``."""
     found: dict[tuple[int, int], int] = {}
     for path in _files_with(timeline, ranks):
         try:
@@ -130,7 +136,7 @@ def last_steps_of_rings(timeline: Path, ranks: range) -> dict[tuple[int, int], i
             for rank, (token, last) in rings.items():
                 key = int(rank), int(token)
                 found[key] = max(found.get(key, -1), int(last))
-        except (ValueError, TypeError, AttributeError):  # of somebody else
+        except (ValueError, TypeError, AttributeError):  # a file of another program
             continue
     return found
 

@@ -1,8 +1,9 @@
-"""Timeline: timed spans in columns, the same kind of thing whether predicted by a simulator or measured by a
-recorder.
+"""Timeline: timed spans in columns, with the same format for a simulator's predictions and a
+recorder's measurements.
 
-A span's key is (step, rank, name, seq): ``name`` is an op's text form (``attn3.F0``), ``seq`` its occurrence
-within the step (micro-batches repeat names). Predicted and measured timelines join on the key.
+A span's key is (step, rank, kind, name, seq). ``name`` is an op's text form (``attn3.F0``); ``seq``
+is its occurrence within the step, because micro-batches repeat names. Predicted and measured
+timelines join on the key.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from plait.core.base.errors import DataError
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.record.columns import read_columns, write_columns
 
 if TYPE_CHECKING:
@@ -25,11 +27,11 @@ SpanKind = Literal[
 ]  # fmt: skip
 Direction = Literal["forward", "backward", ""]
 PLANNED: frozenset[SpanKind] = frozenset(("compute", "wait", "comm", "idle", "transfer"))
-"""Kinds of which a plan predicts spans."""
+"""The kinds of spans that a plan predicts."""
 
 
 class SpanKey(NamedTuple):
-    """What two timelines of one job join on."""
+    """The key on which two timelines of one job join."""
 
     step: int
     rank: int
@@ -40,13 +42,13 @@ class SpanKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One timed thing. start, end: seconds. bytes: sent by this rank.
+    """A timed op or activity of a rank. start, end: seconds. bytes: bytes that this rank sent.
 
-    kind: ``comm`` a collective, ``wait`` the part of it that computation did not hide. In a pipeline, where
-    layer is the stage and slice the micro-batch: ``transfer`` a tensor on its way to another stage, ``idle``
-    a stage waiting for one (the bubble is part of it). ``data``, ``optimizer``, ``checkpoint`` and
-    ``evaluation`` are what a rank does beside the ops of its plan; they have no direction, and layer and
-    slice are -1.
+    kind: ``comm`` is a collective, ``wait`` the part of a collective that computation did not hide.
+    ``transfer`` and ``idle`` are of a pipeline; their layer is the stage and their slice the
+    micro-batch. ``transfer`` is a tensor on its way to another stage, ``idle`` a stage waiting for
+    a tensor (the bubble is part of it). ``data``, ``optimizer``, ``checkpoint`` and ``evaluation``
+    are activities outside of the plan's ops; they have no direction, and layer and slice are -1.
     """
 
     step: int
@@ -69,42 +71,42 @@ class Span:
 
     @property
     def lane(self) -> Literal["processor", "network"]:
-        """Which of a rank's two resources it occupies; a wait keeps the processor idle."""
+        """The rank's resource that the span occupies; a wait keeps the processor idle."""
         return "network" if self.kind in ("comm", "transfer") else "processor"
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The span's duration in seconds."""
         return self.end - self.start
 
 
 class NamedOp(Protocol):
-    """An op of a schedule, a segment or a unit; its text form is its span's name."""
+    """An op of a schedule, a segment or a unit; its text form is the name of its span."""
 
     @property
     def site(self) -> str:
-        """What it works on."""
+        """The sublayer or other part that the op works on."""
         ...
 
     @property
     def layer(self) -> int:
-        """Of the model; of an op of a schedule, the stage."""
+        """The layer of the model; for an op of a schedule, the stage."""
         ...
 
     @property
     def slice(self) -> int:
-        """Of an op of a schedule, the micro-batch."""
+        """The slice; for an op of a schedule, the micro-batch."""
         ...
 
     @property
     def forward(self) -> bool:
-        """Whether it belongs to the forward pass."""
+        """True if the op belongs to the forward pass."""
         ...
 
 
 class OpSpan(NamedTuple):
-    """An op that took from ``start`` to ``end``, not yet a span: its occurrence within the step is not
-    known."""
+    """An op with its start and end in seconds. It is no span yet: its occurrence within the step is
+    unknown."""
 
     op: NamedOp
     kind: SpanKind
@@ -113,12 +115,12 @@ class OpSpan(NamedTuple):
     bytes: int = 0
 
 
-def spans_of(step: int, rank: int, found: Iterable[OpSpan]) -> list[Span]:
-    """The spans of one step on one rank, in order of their start. The one place where keys are made, so that
-    prediction and measurement have the same."""
+def spans_of(step: int, rank: int, ops: Iterable[OpSpan]) -> list[Span]:
+    """Return the spans of one step on one rank, sorted by start. Only this function makes keys, so
+    that predictions and measurements have the same keys."""
     seen: Counter[tuple[str, str]] = Counter()
     spans: list[Span] = []
-    for one in sorted(found, key=lambda each: each.start):
+    for one in sorted(ops, key=lambda each: each.start):
         name, direction = str(one.op), "forward" if one.op.forward else "backward"
         seq = seen[one.kind, name]
         seen[one.kind, name] += 1
@@ -130,18 +132,18 @@ def spans_of(step: int, rank: int, found: Iterable[OpSpan]) -> list[Span]:
 _COLUMNS = {f.name: {"int": "int64", "float": "float64"}.get(str(f.type), "string") for f in fields(Span)}
 _NUMPY = {"int64": "int64", "float64": "float64", "string": "str"}
 _TIMES = {"start": "start_ns", "end": "end_ns"}
-"""Seconds in memory, whole nanoseconds in files."""
+"""The file's columns of times: seconds in memory, whole nanoseconds in files."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans, and the hash of the plan they belong to."""
+    """Spans and the hash of their plan."""
 
     spans: tuple[Span, ...]
     plan_hash: str = ""
 
     def columns(self) -> dict[str, np.ndarray]:
-        """One array per field of ``Span``, for arithmetic over many spans."""
+        """Return one array per field of ``Span``, for arithmetic over many spans."""
         import numpy as np
 
         return {
@@ -150,8 +152,8 @@ class Timeline:
         }
 
     def write_parquet(self, path: Path) -> None:
-        """Columns as in ``Span``, times in ns; schema version and plan hash in the file's metadata. Appears
-        whole or not at all."""
+        """Write the spans to a Parquet file atomically: columns as in ``Span``, times in ns, schema
+        version and plan hash in the metadata."""
         columns: dict[str, Sequence[Any]] = {name: [getattr(span, name) for span in self.spans] for name in _COLUMNS}
         for name, stored in _TIMES.items():
             columns[stored] = [round(seconds * 1e9) for seconds in columns.pop(name)]
@@ -159,7 +161,8 @@ class Timeline:
 
     @staticmethod
     def read_parquet(path: Path) -> Timeline:
-        """Raises DataError for a file that is missing, truncated, foreign, or of another schema version."""
+        """Return the timeline in a file. Raises DataError if the file is missing, truncated,
+        foreign, or of another schema version."""
         columns, metadata = read_columns(path, "plait.timeline.version")
         stored = [_TIMES.get(name, name) for name in _COLUMNS]
         missing = [name for name in stored if name not in columns]
@@ -176,7 +179,8 @@ class Timeline:
 
     @staticmethod
     def concat(parts: Sequence[Timeline]) -> Timeline:
-        """All spans of several timelines of one plan."""
+        """Return all spans of several timelines of one plan. Raises DataError if their plans
+        differ."""
         hashes = {part.plan_hash for part in parts}
         if len(hashes) > 1:
             raise DataError(f"these timelines belong to {len(hashes)} different plans")
@@ -184,8 +188,45 @@ class Timeline:
 
 
 def write_spans(path: Path, columns: Mapping[str, Any], plan_hash: str, began: int = 0) -> None:
-    """A timeline from columns as they stand in its file. began: when the rank started, ns of the wall clock:
-    of a step that was done twice, the later start counts."""
+    """Write a timeline from columns in the file's form. began: wall-clock time in ns when the rank
+    started; if a step was repeated, the later start counts."""
     stored = {_TIMES.get(name, name): "int64" if name in _TIMES else kind for name, kind in _COLUMNS.items()}
     metadata = {"plait.timeline.version": SCHEMA_VERSION, "plait.plan": plan_hash, "plait.began": str(began)}
     write_columns(path, {name: (kind, columns[name]) for name, kind in stored.items()}, metadata)
+
+
+MANY = 12
+"""The number of lines of one kind from which on they are replaced by their count."""
+
+
+class Notes:
+    """Lines of remarks, in order, and counts of input that was left out.
+
+    >>> notes = Notes()
+    >>> notes.left_out("files that cannot be read", {"a.parquet": "it is truncated", "b.parquet": "a pipe"})
+    >>> notes.lines
+    ['a.parquet: it is truncated', 'b.parquet: a pipe']
+    >>> notes.over.rows()
+    [{'what': 'files that cannot be read', 'count': 2, 'first': 'a.parquet'}]
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.over = IgnoredInput()
+
+    def say(self, line: str) -> None:
+        """Add a line about input that was not left out."""
+        self.lines.append(line)
+
+    def left_out(self, what: str, why: dict[str, str]) -> None:
+        """Add input of one kind that was left out. what: a plural noun. why: reasons by name."""
+        lines = [f"{name}: {reason}" for name, reason in why.items()]
+        few = len(lines) < MANY
+        self.lines += lines if few else [f"{len(lines)} {what} were left out, such as: {lines[0]}"]
+        self.over.note(what, next(iter(why), ""), len(why))
+
+    def count(self, line: str, what: str, count: int, first: str = "") -> None:
+        """Add a line, and count the input that it describes. first: position of the first
+        occurrence."""
+        self.lines.append(line)
+        self.over.note(what, first, count)

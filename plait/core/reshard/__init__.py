@@ -1,5 +1,5 @@
-"""Tensors that move between meshes: layouts, unit tasks, messages."""
+"""Resharding of tensors between meshes: layouts, unit tasks, plans and messages."""
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["layouts", "plan", "script"]
+__all__ = ["layouts", "plan"]

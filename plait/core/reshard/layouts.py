@@ -1,15 +1,16 @@
-"""Cross-mesh resharding: which pieces of a tensor must go from where to where when its layout changes meshes.
+"""Cross-mesh resharding: the parts of a tensor that each rank must send when the tensor's layout
+changes meshes.
 
-A `TensorLayout` says how a tensor lies on a mesh of ranks. Between a source and a destination layout every
-distinct destination tile is put together from the source tiles that it intersects; each such intersection is
-a *unit task*: one box of the tensor, the ranks that hold it and the ranks that need it (Zhuang et al., "On
-Optimizing the Communication of Model Parallelism", arXiv 2211.05322, section 3). Sizes need not divide: boxes
-are intersected, whatever their bounds.
+A `TensorLayout` describes the distribution of a tensor over a mesh of ranks. Every distinct
+destination tile is assembled from the source tiles that it intersects. Each intersection is a *unit
+task*: one box of the tensor, the ranks that hold it and the ranks that need it. The terms are those
+of Zhuang et al., "On Optimizing the Communication of Model Parallelism", arXiv 2211.05322, section
+3. Sizes need not be divisible: boxes are intersected, whatever their bounds.
 
-Text form of a layout: the mesh, then one word for each dimension of the tensor, ``R`` (replicated) or ``S``
-and the mesh axes that split it, the first the slowest: ``(2,4) S0 R S1``, ``(2,4) S01 R R``. A mesh axis that
-no word names holds replicas. The ranks are 0, 1, 2, ... unless told: ``(2,4)@8 ...`` starts at 8,
-``(2,2)@0,1,4,5 ...`` lists them.
+Text form of a layout: the mesh, then one word for each dimension of the tensor, ``R`` (replicated)
+or ``S`` and the mesh axes that split it, slowest axis first: ``(2,4) S0 R S1``, ``(2,4) S01 R R``.
+A mesh axis that no word names holds replicas. By default, the ranks are 0, 1, 2, ...; ``(2,4)@8
+...`` starts at 8, ``(2,2)@0,1,4,5 ...`` lists them.
 
 >>> source, destination = TensorLayout.parse("(2,2) S0 R"), TensorLayout.parse("(2,2) R S0", first_rank=4)
 >>> for task in unit_tasks(source, destination, (4, 6)):
@@ -39,32 +40,33 @@ MAX_AXES = 10  # the text form writes an axis as one digit
 
 
 class Box(NamedTuple):
-    """A contiguous part of a tensor: elements ``start[d] <= index < stop[d]`` along every dimension d."""
+    """A contiguous part of a tensor: elements ``start[d] <= index < stop[d]`` along every dimension
+    d."""
 
     start: tuple[Natural, ...]
     stop: tuple[Natural, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extent along every dimension."""
+        """The extent along every dimension."""
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
 
     @property
     def elements(self) -> int:
-        """How many elements lie in it."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """The index expression that cuts it out of the whole tensor."""
+        """The index expression that cuts the box out of the whole tensor."""
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 
     def within(self, outer: Box) -> Box:
-        """The same box counted from the corner of ``outer``, which holds it."""
+        """Return the same box relative to the corner of ``outer``, which contains it."""
         return Box(*(tuple(x - o for x, o in zip(side, outer.start, strict=True)) for side in self))
 
     def meet(self, other: Box) -> Box:
-        """What both have in common; its ``elements`` are 0 where that is nothing."""
+        """Return the intersection of two boxes; its ``elements`` are 0 if they are disjoint."""
         start = tuple(map(max, self.start, other.start))
         return Box(start, tuple(map(max, start, map(min, self.stop, other.stop))))
 
@@ -73,10 +75,11 @@ class Box(NamedTuple):
 
 
 class UnitTask(NamedTuple):
-    """One box that must reach ``receivers``.
+    """A box that must reach ``receivers``.
 
-    holders: every source rank that has it, any of which may send. receivers: the destination ranks that lack
-    it (those that hold it already copy it locally, see `local_copies`). Both ascending.
+    holders: all source ranks that have the box; any of them may send it. receivers: the destination
+    ranks that lack it; ranks that hold it already copy it locally (`local_copies`). Both are
+    ascending.
     """
 
     box: Box
@@ -86,12 +89,12 @@ class UnitTask(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """How a tensor lies on a mesh.
+    """The distribution of a tensor over a mesh.
 
-    mesh: extent of every mesh axis. ranks: the global rank at every mesh position, last axis fastest. spec:
-    for every dimension of the tensor the mesh axes that split it, slowest first, none for a replicated one;
-    an axis is used at most once. Slices are contiguous and as equal as can be, larger ones first; they may be
-    empty.
+    mesh: extent of every mesh axis. ranks: the global rank at every mesh position, last axis
+    fastest. spec: for every dimension of the tensor the mesh axes that split it, slowest first;
+    empty for a replicated dimension. An axis is used at most once. Slices are contiguous and as
+    equal as possible, larger ones first; they may be empty.
     """
 
     mesh: tuple[int, ...]
@@ -122,8 +125,8 @@ class TensorLayout:
 
     @staticmethod
     def parse(text: str, first_rank: int = 0) -> TensorLayout:
-        """The layout of a text form; ``first_rank`` is where ranks begin if the text does not say. Raises
-        ReshardError."""
+        """Return the layout of a text form. first_rank: the first rank if the text does not name
+        one. Raises ReshardError."""
         match = _TEXT.fullmatch(text.strip())
         if not match:
             raise ReshardError(
@@ -150,15 +153,15 @@ class TensorLayout:
 
     @cached_property
     def _position(self) -> dict[int, tuple[int, ...]]:
-        """Where every rank stands in the mesh."""
+        """The position of every rank in the mesh."""
         return dict(zip(self.ranks, product(*map(range, self.mesh)), strict=True))
 
-    def moved(self, ranks: int) -> TensorLayout:
-        """The same on a mesh whose ranks are so much higher."""
+    def shifted(self, ranks: int) -> TensorLayout:
+        """Return the same layout with all ranks increased by ``ranks``."""
         return TensorLayout(self.mesh, tuple(rank + ranks for rank in self.ranks), self.spec)
 
     def slice_of(self, rank: int) -> tuple[int, ...]:
-        """Which slice of every dimension ``rank`` holds, counted from 0."""
+        """Return for every dimension the index, from 0 on, of the slice that ``rank`` holds."""
         at, found = self._position[rank], list[int]()
         for axes in self.spec:
             number = 0
@@ -168,8 +171,8 @@ class TensorLayout:
         return tuple(found)
 
     def cuts(self, shape: tuple[int, ...]) -> list[list[int]]:
-        """The bounds of the slices of every dimension, from 0 to its size. Raises ReshardError unless
-        dimensions agree."""
+        """Return the bounds of the slices of every dimension, from 0 to its size. Raises
+        ReshardError if the number of dimensions differs."""
         if len(shape) != len(self.spec):
             sizes = _list(shape) or "of a scalar"
             raise ReshardError(
@@ -180,13 +183,15 @@ class TensorLayout:
         return [list(accumulate(slice_sizes(size, count), initial=0)) for size, count in zip(shape, parts, strict=True)]
 
     def tile(self, rank: int, shape: tuple[int, ...]) -> Box:
-        """The part of a tensor of ``shape`` that ``rank`` holds; it may be empty."""
+        """Return the box of a tensor of ``shape`` that ``rank`` holds; it may be empty. Raises
+        ReshardError if the rank is not in the mesh."""
         if rank not in self._position:
             raise ReshardError(f"Rank {rank} is not in the mesh of '{self}', whose ranks are {_list(self.ranks)}.")
         return _box(self.cuts(shape), self.slice_of(rank))
 
     def holders(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """The ranks that hold each distinct slice, by ``slice_of``; slices in order, ranks ascending."""
+        """Return the ranks that hold each distinct slice, by ``slice_of``; slices in order, ranks
+        ascending."""
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in sorted(self.ranks):
             found.setdefault(self.slice_of(rank), []).append(rank)
@@ -194,7 +199,8 @@ class TensorLayout:
 
 
 class Reshard(NamedTuple):
-    """A tensor of ``shape``, with ``itemsize`` bytes an element, that moves from one layout to another."""
+    """The transfer of a tensor of ``shape``, with ``itemsize`` bytes per element, from one layout
+    to another."""
 
     source: TensorLayout
     destination: TensorLayout
@@ -203,8 +209,7 @@ class Reshard(NamedTuple):
 
 
 def unit_tasks(source: TensorLayout, destination: TensorLayout, shape: tuple[int, ...]) -> tuple[UnitTask, ...]:
-    """Every box that has to move, destination tile by destination tile, and in it source tile by source
-    tile."""
+    """Return all boxes that must be sent, ordered by destination tile and then by source tile."""
     tasks = (
         UnitTask(box, holders, tuple(r for r in needing if r not in holders))
         for box, holders, needing in _meetings(source, destination, shape)
@@ -215,14 +220,14 @@ def unit_tasks(source: TensorLayout, destination: TensorLayout, shape: tuple[int
 def local_copies(
     source: TensorLayout, destination: TensorLayout, shape: tuple[int, ...]
 ) -> tuple[tuple[Box, int], ...]:
-    """(box, rank) of everything that a destination rank holds already, as a source rank."""
+    """Return (box, rank) of all boxes that a destination rank already holds as a source rank."""
     met = _meetings(source, destination, shape)
     return tuple((box, rank) for box, holders, needing in met for rank in needing if rank in holders)
 
 
 def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """The boxes that elements ``start <= i < stop`` of a row-major array form, in order; at most two a
-    dimension and one more.
+    """Yield the boxes that elements ``start <= i < stop`` of a row-major array form, in order; at
+    most two per dimension plus one.
 
     >>> print(*boxes_of_range((4, 3), 2, 10))
     [0:1, 2:3] [1:3, 0:3] [3:4, 0:1]
@@ -233,7 +238,7 @@ def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Bo
         yield Box((), ())
         return
     inner = prod(shape[1:])
-    first, last = -(-start // inner), stop // inner  # the rows that lie in it whole
+    first, last = -(-start // inner), stop // inner  # the rows that are completely inside the range
 
     def part(row: int, begin: int, end: int) -> Iterator[Box]:
         for box in boxes_of_range(shape[1:], begin, end):
@@ -251,10 +256,11 @@ def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Bo
 def _meetings(
     source: TensorLayout, destination: TensorLayout, shape: tuple[int, ...]
 ) -> Iterator[tuple[Box, tuple[int, ...], tuple[int, ...]]]:
-    """(box, source ranks, destination ranks) of every two tiles that intersect.
+    """Yield (box, source ranks, destination ranks) for every pair of tiles that intersect.
 
-    A destination slice meets a run of neighbouring source slices along every dimension: found by bisection,
-    so that the effort grows with what is found and not with the product of the meshes.
+    A destination slice intersects a run of neighbouring source slices along every dimension.
+    Bisection finds the run, so the cost grows with the number of intersections, not with the
+    product of the mesh sizes.
     """
     theirs, ours = source.cuts(shape), destination.cuts(shape)
     holders = source.holders()

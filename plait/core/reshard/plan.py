@@ -1,23 +1,25 @@
-"""A planned reshard as data, and the point-to-point messages that it is made of.
+"""A planned reshard as data, its point-to-point messages, and the actions of every rank that carry
+them out.
 
-`ReshardPlan` holds the unit tasks in the order in which they start, each with its senders, the way in which
-it reaches its receivers, and the number of chunks. `messages` lowers it to one list, the same on every rank;
-a rank works through those that it sends or receives, in that order. All ways are messages, so none needs a
-communicator of its own (A receiver hosts, t = bytes / bandwidth of a NIC):
+`ReshardPlan` holds the unit tasks in the order of their starts, each with its senders, its
+communication method and the number of chunks. `messages` lowers it to one list, the same on every
+rank. A rank executes the messages that it sends or receives, in list order. All methods consist of
+messages, so none needs its own communicator (A receiver hosts, t = bytes / bandwidth of a NIC):
 
-    send_recv          A B t for B receivers a host: a full copy to every receiver
+    send_recv          A B t for B receivers per host: a full copy to every receiver
     local_all_gather   A t: every host's receivers get a share each and exchange within the host
     global_all_gather  about 2 t: all receivers get a share each, then pass shares on in a ring
-    broadcast          (K + A - 1) t / K: K chunks from host to host and within each, forwarded as they come
+    broadcast          (K + A - 1) t / K: K chunks from host to host and within each, forwarded on arrival
 
-The list cannot deadlock. What each rank does follows from it (`script`): every wait is for a message that is
-posted and that stands no later in the list than what the wait holds up. So the first unfinished message of
-the list is posted on both sides and what it forwards has arrived: it ends. `check` proves it for a list by
-running all scripts with rendezvous.
+The list cannot deadlock. Each rank's actions follow from it (`script`): a rank only waits for a
+message that is posted and that is not after the delayed action in the list. So the first unfinished
+message of the list is posted on both sides and the data that it forwards has arrived: it ends.
+`check` proves this for a list by running all scripts with rendezvous.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,20 +31,20 @@ from plait.core.base.codec.stamped import digest
 from plait.core.parallel.strategy import slice_sizes
 from plait.core.reshard.layouts import Box, TensorLayout, UnitTask
 
-Way = Literal["send_recv", "local_all_gather", "global_all_gather", "broadcast"]
-WAYS: tuple[Way, ...] = get_args(Way)
+TransferMethod = Literal["send_recv", "local_all_gather", "global_all_gather", "broadcast"]
+WAYS: tuple[TransferMethod, ...] = get_args(TransferMethod)
 
 
 class Chain(NamedTuple):
-    """A sender and its receivers, those of one host next to each other."""
+    """A sender and its receivers; receivers on one host are adjacent."""
 
     sender: Natural
     receivers: tuple[Natural, ...]
 
 
 class Message(NamedTuple):
-    """Elements ``start <= i < stop`` of the packed (row-major) box of ``steps[step].task``, from ``src`` to
-    ``dst``."""
+    """Elements ``start <= i < stop`` of the packed (row-major) box of ``steps[step].task``, sent
+    from ``src`` to ``dst``."""
 
     src: int
     dst: int
@@ -53,15 +55,15 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class ReshardStep:
-    """One unit task as planned.
+    """A planned unit task.
 
-    chains: one for each rail (NIC of the hosts) that the box is striped over, with equal shares of its
-    elements. chunks: pieces that a share is cut into. start, duration: as predicted, in nanoseconds
-    (integers, so that every rank computes the same).
+    chains: one for each rail (NIC of the hosts) that the box is striped over, with equal shares of
+    its elements. chunks: number of chunks of a share. start, duration: predicted nanoseconds
+    (integers, so that every rank computes the same values).
     """
 
     task: UnitTask
-    way: Way
+    way: TransferMethod
     chains: tuple[Chain, ...]
     chunks: int
     start: int
@@ -70,10 +72,10 @@ class ReshardStep:
 
 @dataclass(frozen=True, kw_only=True)
 class ReshardPlan:
-    """Moves a tensor of ``shape`` from one layout to another.
+    """The plan that moves a tensor of ``shape`` from one layout to another.
 
-    itemsize: bytes of an element. hosts: the host of every rank. order: the name of the search that found it.
-    lower_bound: nanoseconds that no plan can beat on the fabric it was made for.
+    itemsize: bytes per element. hosts: the host of every rank. order: the name of the search that
+    produced the plan. lower_bound: nanoseconds that no plan can beat on the fabric of this plan.
     """
 
     source: TensorLayout
@@ -87,27 +89,28 @@ class ReshardPlan:
 
     @property
     def predicted(self) -> int:
-        """Nanoseconds from the first start to the last end."""
+        """The predicted nanoseconds from the first start to the last end."""
         return max((step.start + step.duration for step in self.steps), default=0)
 
-    def moved(self, ranks: int) -> ReshardPlan:
-        """The same between meshes whose ranks are so much higher, where these lie on hosts as those do."""
+    def shifted(self, ranks: int) -> ReshardPlan:
+        """Return the same plan with all ranks increased by ``ranks``, which must be distributed
+        over hosts in the same way."""
         if not ranks:
             return self
         return replace(
             self,
-            source=self.source.moved(ranks),
-            destination=self.destination.moved(ranks),
+            source=self.source.shifted(ranks),
+            destination=self.destination.shifted(ranks),
             steps=tuple(_moved(step, ranks) for step in self.steps),
         )
 
     @cached_property
     def key(self) -> str:
-        """A hash of everything: ranks that agree on it have the same plan."""
+        """The hash of the whole plan: ranks with equal keys have the same plan."""
         return digest(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; ``from_dict`` reads them back."""
+        """Return the plan as plain values, for JSON; ``from_dict`` reads them back."""
         return {
             "source": str(self.source),
             "destination": str(self.destination),
@@ -121,18 +124,19 @@ class ReshardPlan:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> ReshardPlan:
-        """A plan from plain values, of which others are passed over. Raises JobError naming the key."""
-        return decode(Written, values, others=True).read()
+        """Return a plan from plain values; unknown keys are ignored. Raises JobError naming the
+        key."""
+        return decode(Written, values, ignore_unknown=True).read()
 
 
 @dataclass(frozen=True)
 class _Move:
-    """A step in a file."""
+    """A step of a plan, as written to a file."""
 
     box: Box
     holders: tuple[Natural, ...]
     receivers: tuple[Natural, ...]
-    way: Way
+    way: TransferMethod
     chains: tuple[Chain, ...]
     chunks: Count
     start: Nanoseconds
@@ -141,7 +145,7 @@ class _Move:
 
 @dataclass(frozen=True)
 class Written:
-    """A plan in a file."""
+    """A plan, as written to a file."""
 
     source: str
     destination: str
@@ -153,7 +157,7 @@ class Written:
     steps: tuple[_Move, ...]
 
     def read(self) -> ReshardPlan:
-        """The plan. Raises ReshardError for a layout that is none."""
+        """Return the plan. Raises ReshardError for an invalid layout."""
         tasks = [UnitTask(one.box, one.holders, one.receivers) for one in self.steps]
         steps = tuple(
             ReshardStep(task, one.way, one.chains, one.chunks, one.start, one.duration)
@@ -188,10 +192,10 @@ def _step_to_dict(step: ReshardStep) -> dict[str, Any]:
 
 
 def messages(plan: ReshardPlan) -> list[Message]:
-    """Every message, in the order that all ranks follow: by the time at which the plan has it start.
+    """Return all messages in the order that all ranks follow: by planned start time.
 
-    Sorted by time rather than task by task, so that a rank that serves two tasks at once takes them chunk
-    about.
+    The sort is by time, not by task, so that a rank that serves two tasks at once alternates
+    between their chunks.
     """
     timed: list[tuple[int, int, int, int, Message]] = []
     for number, step in enumerate(plan.steps):
@@ -206,7 +210,8 @@ def messages(plan: ReshardPlan) -> list[Message]:
 
 
 class _Hop(NamedTuple):
-    """A message within a task, and when it starts: at the ``at``-th of ``of`` parts of the task's time."""
+    """A message within a task. It starts at part ``at`` of ``of`` equal parts of the task's
+    duration."""
 
     at: int
     of: int
@@ -217,11 +222,11 @@ class _Hop(NamedTuple):
 
 
 def broadcast_hops(chain: Chain, hosts: Sequence[int]) -> list[tuple[int, int]]:
-    """Who sends to whom: the first receiver of each host to the first of the next, and within each host from
-    one to the next.
+    """Return the (sender, receiver) pairs: from the first receiver of each host to the first of the
+    next host, and within each host from one receiver to the next.
 
-    Not one line through all receivers: a chunk reaches the last host after one hop a host, and leaves each by
-    the NIC by which it came.
+    This is not one line through all receivers. A chunk reaches the last host after one hop per
+    host, and leaves each host by the NIC by which it arrived.
 
     >>> broadcast_hops(Chain(0, (2, 3, 4, 5)), (0, 0, 1, 1, 2, 2))
     [(0, 2), (2, 4), (2, 3), (4, 5)]
@@ -238,8 +243,10 @@ def broadcast_hops(chain: Chain, hosts: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _broadcast(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:
-    """A chunk needs the time of one NIC for every host that it enters; hops inside a host count as none."""
-    entered: dict[int, int] = {hosts[chain.sender]: 0}  # how many hosts a chunk has entered when it is in this one
+    """Yield the hops of a pipelined broadcast. A chunk takes one NIC's time for every host that it
+    enters; hops inside a host take none."""
+    # By host: the number of hosts that a chunk has entered when it arrives there.
+    entered: dict[int, int] = {hosts[chain.sender]: 0}
     hops: list[tuple[int, int, int]] = []
     for src, dst in broadcast_hops(chain, hosts):
         hops.append((entered[hosts[src]], src, dst))
@@ -250,15 +257,15 @@ def _broadcast(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ..
 
 
 def _send_recv(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:
-    """One full copy after the other."""
+    """Yield the hops of one full copy after the other."""
     for number, receiver in enumerate(chain.receivers):
         for chunk, (start, stop) in enumerate(_ranges(lo, hi, chunks)):
             yield _Hop(number * chunks + chunk, len(chain.receivers) * chunks, chain.sender, receiver, start, stop)
 
 
 def _local_all_gather(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:
-    """Host after host: a share to each receiver of the host, which passes it on to the host's others as it
-    comes."""
+    """Yield the hops host by host: a share to each receiver of the host, which forwards each chunk
+    to the host's other receivers on arrival."""
     groups = [list(group) for _, group in groupby(chain.receivers, key=lambda rank: hosts[rank])]
     for turn, group in enumerate(groups):
         parts = -(-chunks // len(group))
@@ -275,8 +282,8 @@ def _local_all_gather(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[
 
 
 def _global_all_gather(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:
-    """A share to every receiver, then a ring: in every round each hands its neighbour the share it got
-    last."""
+    """Yield the hops of a share to every receiver, then of a ring: in every round each receiver
+    sends its latest share to its neighbour."""
     ring, size = chain.receivers, len(chain.receivers)
     parts = -(-chunks // size)
     pieces = [_ranges(start, stop, parts) for start, stop in _ranges(lo, hi, size)]
@@ -300,6 +307,81 @@ _LOWER = {
 
 
 def _ranges(lo: int, hi: int, parts: int) -> list[tuple[int, int]]:
-    """``parts`` neighbouring ranges of lo..hi, as equal as can be, the last ones empty if there are too
-    many."""
+    """Return ``parts`` neighbouring ranges of lo..hi, as equal as possible; the last ones are empty
+    if there are more parts than elements."""
     return list(pairwise(accumulate(slice_sizes(hi - lo, parts), initial=lo)))
+
+
+# ---- actions of one rank ----
+
+
+# Messages that a rank posts ahead, in each direction: few enough to bound staging memory, enough that a link
+# never waits for a rank
+WINDOW = 4
+
+
+class Act(NamedTuple):
+    """The next action of a rank with message ``number`` of the list: post its receive, post its
+    send, or wait for its end."""
+
+    verb: Literal["receive", "send", "wait"]
+    number: int
+
+
+def script(listed: Sequence[Message], rank: int, window: int = WINDOW, *, in_order: bool = False) -> list[Act]:
+    """Return all actions of ``rank``, in order.
+
+    Receives are posted in list order, up to ``window`` of them ahead of the ended ones. Sends are
+    posted in list order, each as soon as its data is there and fewer than ``window`` sends are in
+    flight. Otherwise the rank waits. If its next send lacks only data, it waits for its next
+    receive. Else it waits for its next receive or its oldest send, the earlier in the list.
+
+    in_order: True if sends and receives are posted in one order, that of the list. This is needed
+    if a receive is a kernel that blocks operations posted after it: a receive posted ahead could
+    block the send that its own sender waits for.
+    """
+    receives = [number for number, message in enumerate(listed) if message.dst == rank]
+    sends = [number for number, message in enumerate(listed) if message.src == rank]
+    lacks = _receives_needed(listed, receives, sends)
+    acts: list[Act] = []
+    sending: deque[int] = deque()
+    posted = ended = sent = 0
+    while ended < len(receives) or sent < len(sends) or sending:
+        ahead = receives[posted : ended + window]
+        if in_order and sent < len(sends):
+            ahead = [number for number in ahead if number < sends[sent]]
+        posted += len(ahead)
+        acts += [Act("receive", number) for number in ahead]
+        room = sent < len(sends) and len(sending) < window
+        if in_order and room and posted < len(receives):
+            room = sends[sent] < receives[posted]
+        if room and lacks[sent] <= ended:
+            sending.append(sends[sent])
+            acts.append(Act("send", sends[sent]))
+            sent += 1
+        elif ended < len(receives) and (room or not sending or receives[ended] < sending[0]):
+            acts.append(Act("wait", receives[ended]))
+            ended += 1
+        else:
+            acts.append(Act("wait", sending.popleft()))
+    return acts
+
+
+def _receives_needed(listed: Sequence[Message], receives: list[int], sends: list[int]) -> list[int]:
+    """Return for every send the number of the rank's receives that must end first: all up to the
+    last one that brings a part of its data."""
+    brought: dict[int, list[tuple[int, int]]] = {}
+    for count, number in enumerate(receives, 1):
+        brought.setdefault(listed[number].step, []).append((count, number))
+    exact = {listed[number][2:]: (count, number) for count, number in enumerate(receives, 1)}
+    found: list[int] = []
+    for number in sends:
+        message = listed[number]
+        whole = exact.get(message[2:])
+        parts = [whole] if whole else brought.get(message.step, ())
+        found.append(max((count for count, at in parts if at < number and _overlap(listed[at], message)), default=0))
+    return found
+
+
+def _overlap(first: Message, other: Message) -> bool:
+    return first.start < other.stop and other.start < first.stop

@@ -1,18 +1,16 @@
-"""What lies in a run's folder, and what those who take part in a run say to each other."""
+"""Files in a run's folder, and messages between the processes of a run."""
 
 # pyright: reportUnsupportedDunderAll=false
 
 __all__ = [
     "attempts",
     "channel",
-    "epoch",
     "evidence",
+    "folder",
     "history",
     "host_memory",
     "lock",
     "memory_peaks",
-    "missing",
-    "parts",
     "progress",
-    "ring_calls",
+    "rank_reports",
 ]

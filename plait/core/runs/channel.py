@@ -1,9 +1,11 @@
-"""The line between the launcher and a rank: small messages over a socket that the rank inherits. A pair of
-Unix sockets on one machine, a TCP connection where the launcher is on another.
+"""The channel between the launcher and a rank: small messages over a socket that the rank inherits.
+It is a pair of Unix sockets on one machine, or a TCP connection if the launcher is on another
+machine.
 
-It goes both ways. The launcher says when to stop, which no signal mask, background job or import can swallow;
-a rank says what it is doing, and that it was asked to stop itself. Over it a rank also reaches the store at
-which ranks meet. Either side learns when the other is gone. Sending never blocks and never fails.
+The launcher sends requests to stop, which no signal mask, background job or import can swallow. A
+rank sends its current activity, and signals to stop that it has received itself. A rank also calls
+the rendezvous store over it. Either side gets an error when the other is gone. Sending never blocks
+and never fails.
 """
 
 from __future__ import annotations
@@ -21,30 +23,33 @@ from plait.core.base.codec.json_text import parse_json
 from plait.core.base.errors import JobError
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a run to save and end."""
+"""The signals that ask a run to save and end."""
 LONGEST = 1 << 16
-"""Bytes that wait to be sent before signs of life are left out: the other end has not listened for long."""
+"""The unsent bytes above which status messages are dropped, because the other end has not read for
+long."""
 MOST = 1 << 24
-"""Bytes of a message that is taken."""
+"""The most bytes of a message that is accepted."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """To a rank: save and end. From a rank: it has got this signal from somebody else."""
+    """A request to stop. To a rank: save and end. From a rank: it has received this signal from
+    another process."""
 
     signal: int
 
     @property
     def status(self) -> int:
-        """The exit status of who ended for it, as shells count."""
+        """The exit status of a process that this signal ended, as shells count."""
         return 128 + self.signal
 
 
 @dataclass(frozen=True)
 class Beat:
-    """From a rank: what it is at. step: of training, -1 before. patient: may rightly take very long. first:
-    it does this for the first time since it was started. writing: step of the checkpoint that is being
-    written meanwhile, 0 if none is."""
+    """A rank's current activity. doing: its name. step: the training step, -1 before training.
+    patient: True if the activity may take very long. first: True if it is the first of its kind
+    since the rank's start. writing: step of the checkpoint that is written in the background, 0 if
+    none."""
 
     doing: str
     step: int = -1
@@ -55,8 +60,8 @@ class Beat:
 
 @dataclass(frozen=True)
 class Error:
-    """From a rank: the paragraph that says why it ends, which its log on a full disk cannot keep. kind: the
-    name of the error's class."""
+    """A rank's final error message, which its log on a full disk may lack. kind: the name of the
+    error's class."""
 
     text: str
     kind: str = ""
@@ -67,8 +72,8 @@ StoreVerb = Literal["set", "append", "wait", "add", "check", "delete", "compare_
 
 @dataclass(frozen=True)
 class StoreCall:
-    """From a rank: a call of the store at which ranks meet. number: of the call, by the rank; forget: one
-    that is still waited for. values: in base64. amount: to add."""
+    """A rank's call of the rendezvous store. number: the rank's number of the call; for ``forget``,
+    the call to cancel. values: in base64. amount: the amount to add."""
 
     number: int
     verb: StoreVerb
@@ -79,8 +84,8 @@ class StoreCall:
 
 @dataclass(frozen=True)
 class StoreAnswer:
-    """To a rank: what a call came to; there is none of ``set``, ``append`` and ``forget``. values: in base64.
-    amount: a number, or how many. error: why it came to nothing."""
+    """The store's answer to a rank's call; ``set``, ``append`` and ``forget`` have no answer.
+    values: in base64. amount: a number, or a count. error: the reason if the call failed."""
 
     number: int
     values: tuple[str, ...] = ()
@@ -93,10 +98,11 @@ M = TypeVar("M")
 
 
 class MessageLine(Generic[M]):
-    """One end of a line of messages: dataclasses of the given ``kinds``, as JSON, one to a line of text.
+    """One end of a channel of messages: dataclasses of the given ``kinds``, as JSON, one per line.
 
-    Known: a message of a kind, with values of its fields' types. Refused, as if the other end was gone: all
-    else, and more than ``most`` bytes without an end. Nothing is passed over.
+    Accepted: a message of one of the kinds, with fields of the right types. Anything else, and more
+    than ``most`` bytes without an end, raises EOFError, as if the other end was gone. No message is
+    ignored.
     """
 
     def __init__(self, end: socket.socket, kinds: Sequence[type[M]], *, most: int = MOST) -> None:
@@ -107,12 +113,13 @@ class MessageLine(Generic[M]):
         end.setblocking(False)
 
     def fileno(self) -> int:
-        """The descriptor to wait on."""
+        """Return the file descriptor to wait on."""
         return self._end.fileno()
 
     def send(self, message: M, *, keep: bool = False) -> None:
-        """Tell the other end, if it is there and listens. keep: whether it is told later if it does not
-        listen now (``flush``), however much waits; else what is too much is left out."""
+        """Send a message, if the other end is open and reads. keep: True to queue the message for
+        ``flush`` however much is unsent; otherwise it is dropped if more than ``LONGEST`` bytes are
+        unsent."""
         content = json.dumps([type(message).__name__, message], default=vars).encode() + b"\n"
         with self._sending:
             if keep or len(self._unsent) < LONGEST:
@@ -120,7 +127,7 @@ class MessageLine(Generic[M]):
         self.flush()
 
     def flush(self) -> bool:
-        """Send what waits to be sent, as far as the other end takes it; whether nothing is left."""
+        """Send unsent bytes as far as the other end accepts them; return True if none are left."""
         if not self._unsent:
             return True
         with self._sending, suppress(OSError):
@@ -129,11 +136,11 @@ class MessageLine(Generic[M]):
         return not self._unsent
 
     def receive(self) -> M | None:
-        """The next message, None if none has come. Raises EOFError when the other end is gone, or has said
-        what is no message."""
+        """Return the next message, None if none has arrived. Raises EOFError if the other end is
+        gone or has sent an invalid message."""
         while b"\n" not in self._read:
             if len(self._read) > self._most:
-                raise EOFError(f"more than {self._most} bytes came without an end")
+                raise EOFError(f"received more than {self._most} bytes without an end of message")
             try:
                 content = self._end.recv(LONGEST)
             except BlockingIOError:
@@ -147,40 +154,41 @@ class MessageLine(Generic[M]):
         return self._message(text)
 
     def _message(self, text: bytes) -> M:
-        from plait.core.base.codec.data import decode  # pydantic: a rank starts without it
+        from plait.core.base.codec.data import decode  # imports pydantic, which a rank does not need at its start
 
         try:
             name, values = cast("tuple[str, Mapping[str, Any]]", parse_json(text))
             return decode(self._kinds[name], values)
         except (ValueError, TypeError, KeyError, JobError) as error:
-            raise EOFError(f"what came is no message: {str(error)[:200]}") from None
+            raise EOFError(f"received an invalid message: {str(error)[:200]}") from None
 
     def taken(self) -> socket.socket:
-        """The socket, for a line of other messages. Raises EOFError if something of them was read ahead."""
+        """Return the socket, for a channel of other messages. Raises EOFError if more bytes were
+        already read from it."""
         if self._read:
-            raise EOFError("more came than one message")
+            raise EOFError("received more than one message")
         return self._end
 
     def close(self) -> None:
-        """The other end gets EOFError."""
+        """Close the channel; the other end gets EOFError."""
         self._end.close()
 
 
 class Channel(MessageLine[Message]):
-    """One end of the line between the launcher and a rank."""
+    """One end of the channel between the launcher and a rank."""
 
     def __init__(self, end: socket.socket) -> None:
         super().__init__(end, (Stop, Beat, Error, StoreCall, StoreAnswer))
 
     @staticmethod
     def pair() -> tuple[Channel, socket.socket]:
-        """The launcher's end, and the socket for a rank to inherit."""
+        """Return the launcher's end, and the socket for a rank to inherit."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return Channel(ours), theirs
 
     @staticmethod
     def inherited(descriptor: int) -> Channel:
-        """The rank's end; processes that it starts do not get it."""
+        """Return the rank's end; its child processes do not inherit it."""
         end = socket.socket(fileno=descriptor)
         end.set_inheritable(False)
         return Channel(end)

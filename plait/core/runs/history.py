@@ -1,5 +1,6 @@
-"""``attempts.jsonl`` of a run while it goes on, whoever starts its ranks: Plait's supervisor again and again,
-a cluster manager a launcher for every start of the job, or torchrun a rank 0."""
+"""The writer of ``attempts.jsonl`` during a run. It serves all ways of starting ranks: by Plait's
+supervisor repeatedly, by a launcher for every start of a cluster manager's job, or by torchrun with
+rank 0 as writer."""
 
 from __future__ import annotations
 
@@ -15,21 +16,22 @@ from typing import Any
 
 from plait.core.base.codec.json_text import parse_table
 from plait.core.base.errors import RankFailure
-from plait.core.runs.attempts import FILE, UNREADABLE, Attempt, cut_off, read_attempts, set_aside, write_attempts
-from plait.core.runs.epoch import Epoch
+from plait.core.runs.attempts import FILE, UNREADABLE, Attempt, Epoch, cut_off, read_attempts, set_aside, write_attempts
 from plait.core.runs.evidence import FILE as HANG
 from plait.core.runs.progress import Progress
 
 KEPT = 3
-"""Failed attempts whose logs are kept."""
+"""The number of failed attempts whose logs are kept."""
 TERMINAL = "terminal.log"
-"""Beside the logs of ranks: what rank 0 prints for people, line by line, of all attempts."""
+"""The file, in the folder of the ranks' logs, with the lines that rank 0 prints for people in all
+attempts."""
 LAST_LINES = 1 << 16
-"""Bytes of the end of ``metrics.jsonl`` that hold its last line."""
+"""The bytes at the end of ``metrics.jsonl`` that are searched for its last line."""
 
 
 class History:
-    """Of the run in ``folder``. A folder that cannot be written costs the history only."""
+    """The attempts of the run in ``folder``, kept up to date in its file. If the folder cannot be
+    written, only the history is lost."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.epoch, self._warned = folder, Epoch(folder), False
@@ -47,13 +49,14 @@ class History:
 
     @property
     def last(self) -> Attempt:
-        """The one that is under way."""
+        """The current attempt."""
         return self.attempts[-1]
 
     def begin(self, world: int, hosts: Sequence[str], plan: str, *, changed: str = "", wait: float | None = None) -> \
             None:  # fmt: skip
-        """One more; what the one before writes from now on is refused. plan: its hash. changed, wait: what
-        was changed since the one before, and seconds since that ended."""
+        """Add a new attempt; writes of the previous attempt are refused from now on. plan: its
+        hash. changed: the changes since the previous attempt. wait: seconds since the end of that
+        attempt."""
         self.epoch = Epoch.begin(self.folder)
         number = 1 + max((one.attempt for one in self.attempts), default=0)
         self.attempts.append(
@@ -63,15 +66,16 @@ class History:
         self._write()
 
     def moved(self, hosts: Sequence[str]) -> None:
-        """The attempt that is under way is on other hosts than was thought when it began."""
+        """Set the current attempt's hosts, if they differ from those at its start."""
         if tuple(hosts) != self.last.hosts:
             self.attempts[-1] = replace(self.last, hosts=tuple(hosts))
             self._write()
 
     def begin_again(self, world: int, hosts: Sequence[str], plan: str, *, again: bool, changed: str = "") -> None:
-        """One more, by another process than the one before, whose logs are kept. again: it was started
-        because that one failed, so that it has waited since, in a queue, too. changed: by whoever started it
-        first, in words."""
+        """Add a new attempt in another process than the previous one, and keep the logs of that
+        one. again: True if this start is a restart after a failure, so that the time since then,
+        queueing included, counts as waiting. changed: the changes by the caller of the first
+        start."""
         before = self.last if self.attempts and self.last.outcome in ("failed", "cut off") else None
         if before:
             self.put_aside(self.folder / "logs")
@@ -85,7 +89,8 @@ class History:
         )
 
     def put_aside(self, logs: Path) -> Path:
-        """Keep the logs and the verdict of the last attempt, which the next would write over; where."""
+        """Move the logs and the verdict of the last attempt to a folder, before the next attempt
+        overwrites them; return that folder."""
         kept = logs / f"attempt-{self.last.attempt}"
         with suppress(OSError):
             kept.mkdir(exist_ok=True)
@@ -99,14 +104,15 @@ class History:
         return kept
 
     def attempt(self, run: Callable[[Progress], int], progress: Progress) -> int:
-        """What ``run`` returns or raises; how it went is written down. progress: of which it takes note. That
-        it was asked to end is written at once: whoever asked may not wait until it does."""
+        """Return the result of ``run``, or raise its error, and record its outcome. progress:
+        updated by ``run``. A request to end is recorded at once: whoever sent it may not wait for
+        the end."""
 
-        def asked(by: str) -> None:
+        def record_stop_request(by: str) -> None:
             after = f" after step {progress.step}" if progress.step >= 0 else ""
             self._note(progress, why=f"It was asked to end ({by}){after}.")
 
-        progress.when_asked = asked
+        progress.on_stop_request = record_stop_request
         try:
             status = run(progress)
         except BaseException as error:
@@ -117,17 +123,18 @@ class History:
             raise
         stopped = progress.stopping and status
         told: dict[str, Any] = {"outcome": "stopped" if stopped else "finished", "ended": time.time(), "why": ""}
-        if progress.start >= 0:  # what ranks said last may not have reached us: the run is saved at its end
+        if progress.start >= 0:  # the last messages may be missing, but the final checkpoint has the step
             step = max(progress.step, newest_checkpoint(self.folder))
             told |= {"step": step, "steps": step - progress.start}
         self._note(progress, **told)
         return status
 
-    def goes_on(self, progress: Progress, say: Callable[[str], None]) -> None:
-        """The first step is done: say what it took to come here again; nothing of a first attempt."""
+    def record_restart(self, progress: Progress, say: Callable[[str], None]) -> None:
+        """Record the first step, and pass a line to ``say`` about the time that the restart took;
+        no line for a first attempt."""
         self._note(progress)
         now, *earlier = reversed(self.attempts)
-        if now.wait_seconds is None or not earlier:  # the first of this launcher
+        if now.wait_seconds is None or not earlier:  # this launcher's first attempt
             return
         failed = earlier[0]
         lost = failed.step - now.resumed
@@ -136,7 +143,7 @@ class History:
             again += f" (the checkpoint of step {failed.writing} was still being written)"
         noticed = failed.detection_seconds
         parts = [
-            "When it failed is not known" if noticed is None else f"Failure noticed within {noticed:.1f} s",
+            "Time of the failure unknown" if noticed is None else f"Failure noticed within {noticed:.1f} s",
             f"until ranks were started {now.wait_seconds:.1f} s",
             f"until they trained {now.restart_seconds or 0.0:.1f} s",
             f"first new step {now.first_step_seconds or 0.0:.2f} s",
@@ -144,7 +151,7 @@ class History:
         say(f"the run goes on from step {now.resumed}{again}. {'; '.join(parts)}")
 
     def _note(self, progress: Progress, **more: Any) -> None:
-        """What is known of it now."""
+        """Update the current attempt from ``progress``."""
         trained, stepped = progress.training, progress.first_step
         self.attempts[-1] = replace(
             self.last,
@@ -159,21 +166,22 @@ class History:
         self._write()
 
     def _write(self) -> None:
-        if self.epoch.over:  # who has taken the run over has the attempts that are to be kept
+        if self.epoch.over:  # the process that took over the run keeps its history
             return
         try:
             write_attempts(self.folder, self.attempts)
         except OSError as error:
             if not self._warned and self.folder.is_dir():
-                print(f"plait: warning: {FILE} cannot be written ({error.strerror}); what comes of this attempt "
+                print(f"plait: warning: {FILE} cannot be written ({error.strerror}); the outcome of this attempt "
                       "may be missing there", file=sys.stderr, flush=True)  # fmt: skip
                 self._warned = True
 
 
 def last_metrics(metrics: Path) -> dict[str, Any]:
-    """The last whole line of a run's metrics; empty if there is none, or none that can be read."""
+    """Return the last complete line of a run's metrics; empty if there is none or it cannot be
+    read."""
     with suppress(OSError, ValueError):
-        if not metrics.is_file():  # also of a pipe, which may never begin
+        if not metrics.is_file():  # False for a pipe, too, which may never begin
             return {}
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - LAST_LINES))
@@ -183,13 +191,13 @@ def last_metrics(metrics: Path) -> dict[str, Any]:
 
 
 def _last_logged(metrics: Path) -> int:
-    """The last step in a run's metrics; 0 if there is none."""
+    """Return the last step in a run's metrics; 0 if there is none."""
     step = last_metrics(metrics).get("step")
     return step if isinstance(step, int) else 0
 
 
 def newest_checkpoint(folder: Path) -> int:
-    """Its step; 0 if there is none, or none that a disk in trouble shows."""
+    """Return the step of the newest checkpoint; 0 if there is none or the folder cannot be read."""
     names = list[str]()
     with suppress(OSError):
         names = [name.rpartition("-")[2] for name in os.listdir(folder / "checkpoints") if name.startswith("step-")]
@@ -197,5 +205,5 @@ def newest_checkpoint(folder: Path) -> int:
 
 
 def rounded(seconds: float) -> float:
-    """To milliseconds."""
+    """Return seconds rounded to milliseconds."""
     return round(seconds, 3)

@@ -1,9 +1,9 @@
-"""Where copies of a run's state lie in the memory of its hosts, so that ranks which are started again find
-them there: files of a file system that is memory.
+"""Folders for copies of a run's state in the memory of its hosts (/dev/shm), from which restarted
+ranks can resume.
 
-The launcher makes the folder, in which it says who it is, and removes it. One that was killed cannot: what
-collects its run's timeline does it then, or the next launcher. A host of a lab has a folder of its own there
-and is not shown the others', as if it were a machine of its own.
+The launcher makes the folder, with its own identity in it, and removes it. If the launcher is
+killed, the collector of its run's timeline removes the folder, or else the next launcher. Each host
+of a lab has a folder of its own and does not see those of other hosts, as on separate machines.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from tempfile import mkdtemp
 
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import JobError
-from plait.core.base.process import process_since, process_state, where_pids_mean_the_same
+from plait.core.base.process import pid_namespace_key, process_since, process_state
 
 OWNER = "owner.json"
-"""Whose a folder is."""
+"""The file that identifies the owner of a folder."""
 SHARED = Path("/dev/shm")
-"""Linux's; elsewhere there is none."""
+"""Linux's file system in memory; other systems have none."""
 
 
 def memory_of(run: Path) -> Path:
-    """The folder for the run in ``run``: the same for all who ask."""
+    """Return the memory folder of the run in ``run``, which is the same for all processes."""
     return SHARED / f"plait-{os.geteuid()}-{sha256(str(run.resolve()).encode()).hexdigest()[:16]}"
 
 
 def open_memory(run: Path) -> None:
-    """Make the folder, empty, for this user alone, as this process's; free what dead launchers left. Raises
-    JobError where there is no such memory."""
+    """Make the run's memory folder, empty and private to this user, owned by this process. Folders
+    of dead launchers are removed first. Raises JobError if there is no file system in memory."""
     sweep_memory()
     folder, state = memory_of(run), process_state(os.getpid())
-    owner = {"pid": os.getpid(), "started": state.started if state else 0, "place": where_pids_mean_the_same()}
+    owner = {"pid": os.getpid(), "started": state.started if state else 0, "place": pid_namespace_key()}
     shutil.rmtree(folder, ignore_errors=True)
     try:
         draft = Path(mkdtemp(dir=SHARED, prefix=f".{folder.name}."))
@@ -53,35 +53,33 @@ def open_memory(run: Path) -> None:
 
 
 def has_copies(run: Path) -> bool:
-    """Whether ranks have left any there, which they may go on from."""
+    """True if ranks have left copies of their state, from which they may resume."""
     return any(memory_of(run).glob("*/*"))
 
 
 def close_memory(run: Path) -> None:
-    """Free it."""
+    """Remove the run's memory folder."""
     shutil.rmtree(memory_of(run), ignore_errors=True)
 
 
 def sweep_memory() -> None:
-    """Free what launchers of this user have left that were killed.
+    """Remove memory folders of this user's launchers that were killed.
 
-    Known: a folder whose owner is a process of ours. Passed over: one whose owner cannot be read, or whose
-    number means nothing here (another container's): nobody can tell whether it lives.
+    A folder is kept if its owner is alive, cannot be read, or has a process id of another pid
+    namespace, such as another container's: its state is unknown.
     """
     with suppress(OSError):
         for folder in SHARED.glob(f"plait-{os.geteuid()}-*"):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 owner = read_table(folder / OWNER)
                 pid, started = owner["pid"], owner["started"]
-                known = (
-                    isinstance(pid, int) and isinstance(started, int) and owner["place"] == where_pids_mean_the_same()
-                )
+                known = isinstance(pid, int) and isinstance(started, int) and owner["place"] == pid_namespace_key()
                 if known and process_since(pid, started) is None:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
 def lose_memory(run: Path, hosts: Collection[str]) -> None:
-    """What these hosts had is gone, as it is when a machine fails."""
+    """Remove the copies of some hosts, as if these machines had failed."""
     with suppress(OSError):
         for folder in memory_of(run).iterdir():
             if folder.name in hosts:

@@ -1,12 +1,13 @@
-"""One run in a folder at a time, also where the folder is shared by several machines.
+"""A lock that allows one run in a folder at a time, even if several machines share the folder.
 
-The lock is a file that appears whole under its name (a hard link, which NFS makes atomically as well) and
-says who holds it. A holder whose process number means something here is looked up by it and by its start
-time; any other is believed dead once it has not touched its file for ``EXPIRES`` seconds. ``flock`` would be
-simpler, but shared file systems often do without it.
+The lock is a file that names its holder. A hard link creates it atomically with its contents, on
+NFS too. A holder whose process id is valid in this pid namespace is looked up by id and start time.
+Any other holder is presumed dead if it has not touched its file for ``EXPIRES`` seconds. ``flock``
+would be simpler, but many shared file systems lack it.
 
-A dead holder's lock is replaced, never removed and made again: whoever holds the lock *of that lock* renames
-it over the dead one. So of many starters exactly one wins, also when one of them is killed on the way.
+A dead holder's lock is replaced, never removed and made again. The process that holds the lock *of
+that lock* renames it over the dead one. So exactly one of many starting processes wins, even if one
+of them is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -33,23 +34,24 @@ from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import parse_table
 from plait.core.base.errors import JobError, LaunchError, RunLost
 from plait.core.base.files import explained
-from plait.core.base.process import process_since, process_state, where_pids_mean_the_same
+from plait.core.base.process import pid_namespace_key, process_since, process_state
 
 NAME = "lock.json"
 BEAT = 5.0
-"""Seconds between two touches of the file."""
+"""The seconds between two touches of the file."""
 EXPIRES = 60.0
-"""Seconds without a touch after which a holder on another machine is believed dead."""
+"""The seconds without a touch after which a holder on another machine is presumed dead."""
 LONGEST = 1 << 16
-"""Bytes that are read of a lock file."""
+"""The most bytes that are read of a lock file."""
 CLAIM = 10.0
-"""Seconds to wait for another starter that is about to replace a dead holder's lock."""
+"""The seconds to wait for another process that is about to replace a dead holder's lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Who holds a lock; ``place`` and ``started`` tell a process from another one with its number. job,
-    attempt: of a cluster manager, which ends one start of a job before the next."""
+    """The process that holds a lock. ``place`` and ``started`` tell it from other processes with
+    the same pid. job, attempt: the cluster manager's job and its start number; the manager ends one
+    start of a job before the next."""
 
     host: str
     pid: int
@@ -63,13 +65,13 @@ class Holder:
 
     @staticmethod
     def me() -> Holder:
-        """This process, with a token that nobody else has."""
+        """Return this process as a holder, with a unique token."""
         state, (job, attempt) = process_state(os.getpid()), cluster_job()
         return Holder(
             host=socket.gethostname(),
             pid=os.getpid(),
             started=state.started if state else 0,
-            place=where_pids_mean_the_same(),
+            place=pid_namespace_key(),
             user=_user(),
             since=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
             token=secrets.token_hex(8),
@@ -84,7 +86,8 @@ class Holder:
 
 @dataclass(frozen=True)
 class _LockFile:
-    """A lock file as it is. holder: None if it cannot be read. touched: by the file system's clock."""
+    """The state of a lock file. holder: None if it cannot be read. touched: modification time by
+    the file system's clock, in seconds."""
 
     folder: Path
     holder: Holder | None
@@ -93,13 +96,13 @@ class _LockFile:
 
     @cached_property
     def silent(self) -> float:
-        """Seconds since it was touched."""
+        """The seconds since the file was touched."""
         return max(0.0, _clock_of(self.folder) - self.touched)
 
     @property
     def here(self) -> bool:
-        """Whether the holder's process number means something to us."""
-        return self.holder is not None and self.holder.place == where_pids_mean_the_same()
+        """True if the holder's process id is valid in this process's pid namespace."""
+        return self.holder is not None and self.holder.place == pid_namespace_key()
 
     @property
     def dead(self) -> bool:
@@ -113,9 +116,9 @@ class _LockFile:
 
 @dataclass(frozen=True)
 class Held:
-    """A lock that somebody has taken. holder: None if its file cannot be read. alive: whether it still holds
-    it, as far as can be told. here: whether its process number means something to us. silent: seconds since
-    its last sign of life."""
+    """A lock that a process has taken. holder: None if its file cannot be read. alive: True if the
+    holder is presumed alive. here: True if its process id is valid in this process's pid namespace.
+    silent: seconds since its last touch of the file."""
 
     holder: Holder | None
     alive: bool
@@ -124,17 +127,20 @@ class Held:
     token: str
 
 
-def who_holds(folder: Path) -> Held | None:
-    """Who holds the lock of the run in ``folder``; None if nobody does. Takes nothing. Raises OSError."""
+def lock_state(folder: Path) -> Held | None:
+    """Return the lock of the run in ``folder``; None if it is free. The lock is not taken. Raises
+    OSError."""
     found = _find(folder / NAME)
     return found and Held(found.holder, not found.dead, found.here, found.silent, found.token)
 
 
 class RunLock:
-    """Held inside the ``with`` block, by this process alone; the folder is made if it is not there.
+    """The lock of a run's folder, held by this process inside the ``with`` block; the folder is
+    made if it is missing.
 
-    Raises LaunchError that names the holder if there is one, and RunLost from ``check``, or at the end of the
-    block, if the lock was lost meanwhile: its file removed, or taken over by somebody who believed us dead.
+    Raises LaunchError naming the holder if the lock is taken. ``check`` and the end of the block
+    raise RunLost if the lock was lost: its file was removed, or another process presumed this one
+    dead and took it over.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -156,7 +162,7 @@ class RunLock:
     ) -> None:
         self._ending.set()
         self._thread.join()
-        with suppress(OSError):  # a disk in trouble: nobody can tell, and it must not hide how the run ended
+        with suppress(OSError):  # a failing disk must not hide the run's own error
             self._lost = self._lost or not self._ours()
             if not self._lost:
                 self.path.unlink(missing_ok=True)
@@ -164,7 +170,7 @@ class RunLock:
             self.check()
 
     def check(self) -> None:
-        """Raise RunLost if somebody has removed the lock, or holds it now."""
+        """Raise RunLost if the lock was removed, or another process holds it now."""
         if not self._lost:
             return
         found, there = None, True
@@ -181,7 +187,7 @@ class RunLock:
 
     def _beat(self) -> None:
         while not self._lost and not self._ending.wait(BEAT):
-            with suppress(OSError):  # a server that is away: others see how long it lasts
+            with suppress(OSError):  # the file server is away: other machines see the lack of touches
                 self._lost = not self._ours()
                 os.utime(self.path)
 
@@ -191,7 +197,7 @@ class RunLock:
 
 
 def _take(path: Path, me: Holder) -> None:
-    """Make the file ``path`` say that it is ours, or raise LaunchError naming whose it is."""
+    """Write the lock file ``path`` for ``me``, or raise LaunchError naming its present holder."""
     patience = time.monotonic() + CLAIM
     while not _link(path, me):
         found = _find(path)
@@ -205,17 +211,18 @@ def _take(path: Path, me: Holder) -> None:
         except LaunchError:
             if time.monotonic() > patience:
                 raise
-            time.sleep(0.02)  # somebody has it, who replaces the lock now or finds that another did
+            time.sleep(0.02)  # another process holds the claim and is replacing the lock
             continue
         now = _find(path)
         if now is not None and now.token == found.token:
             os.replace(claim, path)
             return
-        claim.unlink(missing_ok=True)  # somebody was faster
+        claim.unlink(missing_ok=True)  # another process was faster
 
 
 def _link(path: Path, me: Holder) -> bool:
-    """Create ``path`` with our name in it, whole; False if it is there."""
+    """Create ``path`` for the holder ``me``, atomically with its contents; return False if it
+    exists."""
     draft = path.with_name(f".{path.name}.{me.token}.{secrets.token_hex(4)}")
     with draft.open("w") as file:
         file.write(json.dumps(asdict(me), indent=1) + "\n")
@@ -224,7 +231,7 @@ def _link(path: Path, me: Holder) -> bool:
     try:
         os.link(draft, path)
     except FileExistsError:
-        return draft.stat().st_nlink > 1  # over NFS the answer to a link that was made may have been lost
+        return draft.stat().st_nlink > 1  # over NFS the link may exist although its reply was lost
     except OSError:  # a file system without hard links
         return _create(path, draft.read_bytes())
     finally:
@@ -243,9 +250,11 @@ def _create(path: Path, content: bytes) -> bool:
 
 
 def _find(path: Path) -> _LockFile | None:
-    """The lock file now; None if there is none. Opened anew, so that NFS asks its server.
+    """Return the lock file's present state; None if there is none. The file is opened anew, so that
+    NFS asks its server.
 
-    What is no lock of ours (damaged, deep, of other types) has no holder, and its content for a token.
+    A file that is no valid lock (damaged, too deep, wrong types) has no holder, and a hash of its
+    content as token.
     """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
@@ -265,12 +274,13 @@ def _find(path: Path) -> _LockFile | None:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """As for ``open``: of a named pipe, which may have no other end."""
+    """Open a file without blocking: a named pipe may have no writer."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _clock_of(folder: Path) -> float:
-    """The present by the clock that stamps the folder's files, which may be another machine's."""
+    """Return the present time in seconds, by the clock that stamps the folder's files, which may be
+    another machine's."""
     draft = folder / f".clock.{os.getpid()}.{secrets.token_hex(4)}"
     try:
         draft.touch()
@@ -282,20 +292,22 @@ def _clock_of(folder: Path) -> float:
             draft.unlink(missing_ok=True)
 
 
-def _refusal(path: Path, found: _LockFile) -> str:
-    left = f"{max(1.0, EXPIRES - found.silent):.0f} s"
-    if found.holder is None:
+def _refusal(path: Path, lock_file: _LockFile) -> str:
+    left = f"{max(1.0, EXPIRES - lock_file.silent):.0f} s"
+    if lock_file.holder is None:
         return (
             f"{path.parent} is locked by {path.name}, which cannot be read. If no run is going on there, remove the "
             f"file or start again in {left}."
         )
-    where = f"{path.parent} is in use by {found.holder}"
-    if found.here:
+    where = f"{path.parent} is in use by {lock_file.holder}"
+    if lock_file.here:
         return (
-            f"{where}. Give this run another name with run.name=NAME, or end that one first (kill {found.holder.pid})."
+            f"{where}. Give this run another name with run.name=NAME, or end that one first (kill "
+            f"{lock_file.holder.pid})."
         )
     return (
-        f"{where}; it gave a sign of life {found.silent:.0f} s ago. End that run first, or give this one another name "
+        f"{where}; it gave a sign of life {lock_file.silent:.0f} s ago. End that run first, or give this "
+        f"one another name "
         f"with run.name=NAME; if that machine has died, the run can be started again in {left}."
     )
 

@@ -1,7 +1,8 @@
-"""How much memory every rank of a run takes, at most, as it stands in ``metrics.jsonl``: its tensors in a
-step, which a plan predicts, and its process as a whole, which has an interpreter and libraries beside them.
+"""Peak memory of a run's ranks, as in ``metrics.jsonl``: of the tensors in a step, which a plan
+predicts, and of the whole process, including interpreter and libraries.
 
-Earlier versions wrote ``memory_peak``: by how much a process had grown. It compares with nothing.
+Earlier versions wrote ``memory_peak``, the growth of a process, which cannot be compared with
+either.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 TENSORS, PROCESS = "memory_tensors", "memory_process"
-"""The names in a line."""
+"""The keys in a line of metrics."""
 MOST = 64
-"""Ranks that are all told; of more, the one of each stage that has taken the most."""
+"""The most ranks for which all peaks are written; with more ranks, only the largest of each
+stage."""
 _RANK = re.compile(r"(.+), rank (\d{1,9})")
 
 
-def told(peaks: Sequence[int | None], stages: Sequence[Iterable[int]]) -> dict[str, int]:
-    """Bytes by stage and rank; a rank whose peak is not known is left out. peaks: by rank. stages: the ranks
-    of each.
+def format_peaks(peaks: Sequence[int | None], stages: Sequence[Iterable[int]]) -> dict[str, int]:
+    """Return the peaks in bytes, keyed by stage and rank; ranks with an unknown peak are left out.
+    peaks: by rank. stages: the ranks of each stage.
 
-    >>> told([10, None], [(0,), (1,)])
+    >>> format_peaks([10, None], [(0,), (1,)])
     {'stage 0, rank 0': 10}
     """
     found: dict[str, int] = {}
@@ -33,8 +35,8 @@ def told(peaks: Sequence[int | None], stages: Sequence[Iterable[int]]) -> dict[s
 
 
 def peaks_of(metrics: Sequence[Mapping[str, Any]], what: str = TENSORS) -> dict[str, dict[int, int]]:
-    """The most of every rank that lines tell, by stage. what: ``TENSORS`` or ``PROCESS``. What is no such
-    thing is left out."""
+    """Return the largest peak in bytes of every rank in lines of metrics, by stage. what:
+    ``TENSORS`` or ``PROCESS``. Invalid entries are ignored."""
     found: dict[str, dict[int, int]] = {}
     for line in metrics:
         sizes: Any = line.get(what)

@@ -1,4 +1,5 @@
-"""A training step as data: ops of segments and of the pipeline, their lists, and what follows from them."""
+"""A training step as data: ops of segments and of the pipeline, their instruction lists, and what
+is computed from them."""
 
 # pyright: reportUnsupportedDunderAll=false
 
@@ -13,6 +14,5 @@ __all__ = [
     "segments",
     "stages",
     "step",
-    "unit_traffic",
-    "units",
+    "traffic",
 ]

@@ -1,79 +1,100 @@
-"""What a training step consists of, as tables of rows whose expressions are letters: read this file first.
+"""The contents of a training step, as tables of rows whose expressions are letters: read this file
+first.
 
-``WEIGHTS``, the logical tensors of a model, stands in ``plait.core.model.weights``, which lies below.
-``STEPS`` says what every kind of op computes: matrix products, attention, numbers moved. ``SENDS`` says what
-crosses the network after it, ``AFTER`` which order is no data. ``TENSORS``, what each op makes and reads of
-memory, stands beside (``plait.core.step.tensors``). Which ops a stage has, and which data each needs, is the
-graph's to say (``plait.core.step.segments``; ``plait.core.step.attention_ops`` where attention is shared).
+``STEPS``: the computation of each kind of op (matrix products, attention, elementwise traffic).
+``SENDS``: the communication after it. ``ORDER_CONSTRAINTS``: ordering that no data dependency
+implies. ``WEIGHTS`` (``plait.core.model.weights``): the model's logical tensors. ``TENSORS``
+(``plait.core.step.tensors``): the tensors that each op writes and reads in memory. The ops of a
+stage and their data dependencies: ``plait.core.step.segments``, and
+``plait.core.step.attention_ops`` for context-parallel attention.
 
-A new part of a model is a row of ``WEIGHTS`` for each tensor, rows of ``STEPS`` for what is computed with it,
-rows of ``TENSORS`` and their sizes (``plait.core.step.memory.sizes``) for what that keeps, a row of ``SENDS``
-if something is sent, and a method in ``plait/train/engine``. Parameters, sharded units, FLOPs, bytes on the
-wire, memory, seconds of ops and of the closed form follow from the rows.
+A new part of a model needs: a row of ``WEIGHTS`` per tensor; rows of ``STEPS`` for its computation;
+rows of ``TENSORS`` and their sizes (``plait.core.step.memory.sizes``) for the memory it keeps; a
+row of ``SENDS`` if it communicates; a method in ``plait/train/engine``. Parameters, sharded units,
+FLOPs, bytes on the wire, memory, and the seconds of ops and of the closed form follow from these
+rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from plait.core.model.weights import WEIGHTS as WEIGHTS
-from plait.core.model.weights import Letters
+from plait.core.model.weights import Dimensions
 
 Number: TypeAlias = Any
-"""A number, or a column of one for each strategy."""
+"""A number, or an array with one number per strategy."""
 
 
 class Kind(StrEnum):
-    """What an op computes; the letter is its name in lists, and ``plait.core.step.segments`` explains it."""
+    """Kind of computation of an op. The letter is its name in instruction lists;
+    ``plait.core.step.segments`` explains each."""
 
     NORM = "N"
-    FIRST = "F"
-    ROTATE = "T"
-    CORE = "K"
-    SECOND = "R"
+    COLUMN_FORWARD = "F"
+    RING_SEND = "T"
+    ATTENTION_CORE = "K"
+    ROW_FORWARD = "R"
     LOSS = "L"
-    NORM_AGAIN = "M"
-    FIRST_AGAIN = "A"
-    CORE_AGAIN = "X"
-    SECOND_AGAIN = "Y"
-    SECOND_GRAD = "D"
-    ROTATE_AGAIN = "S"
-    CORE_GRAD = "G"
-    ROTATE_GRAD = "H"
-    HEADS_GRAD = "E"
-    PROJECTED_GRAD = "Z"
-    FIRST_GRAD = "C"
-    WEIGHT_GRAD = "W"
-    NORM_GRAD = "J"
+    NORM_RECOMPUTE = "M"
+    COLUMN_RECOMPUTE = "A"
+    CORE_RECOMPUTE = "X"
+    ROW_RECOMPUTE = "Y"
+    ROW_DGRAD = "D"
+    RING_SEND_BACKWARD = "S"
+    CORE_BACKWARD = "G"
+    RING_SEND_GRAD = "H"
+    HEADS_EXCHANGE_GRAD = "E"
+    COLUMN_OUTPUT_GRAD = "Z"
+    COLUMN_DGRAD = "C"
+    WGRAD = "W"
+    NORM_BACKWARD = "J"
+    ROUTER = "P"
+    EXPERTS = "Q"
+    EXPERTS_BACKWARD = "U"
+    ROUTER_BACKWARD = "O"
 
 
-FORWARD_KINDS = frozenset((Kind.NORM, Kind.FIRST, Kind.ROTATE, Kind.CORE, Kind.SECOND, Kind.LOSS))
+FORWARD_KINDS = frozenset(
+    (
+        Kind.NORM,
+        Kind.COLUMN_FORWARD,
+        Kind.RING_SEND,
+        Kind.ATTENTION_CORE,
+        Kind.ROW_FORWARD,
+        Kind.LOSS,
+        Kind.ROUTER,
+        Kind.EXPERTS,
+    )
+)
 LAYERS: tuple[Literal["attn", "mlp", "block"], ...] = ("attn", "mlp", "block")
-"""Sites of which layers consist."""
-Branch = Literal["", "embed", "attn", "mlp", "head", "down", "up"]
-Letter = Literal["T", "H", "2H", "S", "R", "Z", "O", "V", "N"]
+"""Sublayers that make up a transformer layer."""
+Path = Literal["", "embed", "attn", "mlp", "head", "down", "up", "compress", "expand", "router", "experts"]
+Letter = Literal["T", "H", "2H", "S", "R", "Z", "O", "V", "N", "X", "E", "A", "B", "B+R", "Q+R", "2Q"]
 Product = tuple[Letter, Letter, Letter]
 Pass = tuple[int, Letter]
 ATTENTION_GRAD = 2.5
-"""FLOPs of a fused attention kernel's backward, to its forward's: it computes the scores again (Dao 2022,
-arXiv 2205.14135)."""
+"""FLOPs of a fused attention kernel's backward pass as a multiple of its forward pass: the backward
+recomputes the scores (Dao 2022, arXiv 2205.14135)."""
 
 
 class OpStep(NamedTuple):
-    """What ops of a kind compute.
+    """One computation of ops of a kind.
 
-    branch: between a first and a second weight, or an end of the model; empty: the residual stream, of any
-    segment. product: [m, k] x [k, n]. cut: which of m, k, n the op's parts divide. moved: for each token,
-    numbers that elementwise operations read or write. attends: whether it is attention's core, or that
-    core's gradient. when: only where no other rank has a part in the sequence, or some have. weight: of
-    weight gradients, 0 for the second weight's and 1 for the first's. cheap: whether selective recomputation
-    runs it again.
+    branch: the path it belongs to: a path between a first and a second weight, or one end of the
+    model; empty: the residual stream, in any segment. product: the matrix product [m, k] x [k, n].
+    cut: which of m, k, n is divided among the op's parts. moved: numbers per token that elementwise
+    operations read or write. attends: forward or backward of the attention core. when: ``alone``:
+    only without context parallelism; ``shared``: only with it. weight: for weight gradients, 0 for
+    the second weight and 1 for the first. cheap: True if selective recomputation repeats this
+    computation.
     """
 
-    branch: Branch
+    branch: Path
     kind: Kind
     product: Product | None = None
     cut: Literal["", "m", "n"] = ""
@@ -84,50 +105,78 @@ class OpStep(NamedTuple):
     cheap: bool = False
 
 
+def _trained(branch: Path, forward: Kind, back: Kind, *products: Product) -> tuple[OpStep, ...]:
+    """Return the forward and backward products of weights; one backward op computes both input and
+    weight gradients."""
+    steps = list[OpStep]()
+    for m, k, n in products:
+        steps += [OpStep(branch, forward, (m, k, n)), OpStep(branch, back, (m, n, k)), OpStep(branch, back, (k, m, n))]
+    return tuple(steps)
+
+
 STEPS: tuple[OpStep, ...] = (
     OpStep("", Kind.NORM, moved=((3, "S"), (2, "R"))),  # an addition, and the norm
-    OpStep("", Kind.NORM_AGAIN, moved=((2, "R"),)),
-    OpStep("", Kind.NORM_GRAD, moved=((6, "S"), (4, "R"))),
-    OpStep("embed", Kind.SECOND, moved=((1, "H"),)),
-    OpStep("embed", Kind.WEIGHT_GRAD, moved=((2, "H"),)),
-    OpStep("attn", Kind.FIRST, ("T", "H", "Z")),
-    OpStep("attn", Kind.FIRST, moved=((2, "Z"), (2, "N"))),  # to the layout of kernels, normalised, rotated
-    OpStep("attn", Kind.FIRST, attends="forward", when="alone"),
-    OpStep("attn", Kind.CORE, attends="forward", when="shared"),
-    OpStep("attn", Kind.SECOND, ("T", "O", "H"), "n"),
-    OpStep("attn", Kind.SECOND_GRAD, ("T", "H", "O")),
-    OpStep("attn", Kind.SECOND_GRAD, attends="backward", when="alone"),
-    OpStep("attn", Kind.SECOND_GRAD, moved=((4, "Z"), (4, "N")), when="alone"),
-    OpStep("attn", Kind.CORE_GRAD, attends="backward", when="shared"),
-    OpStep("attn", Kind.PROJECTED_GRAD, moved=((4, "Z"), (4, "N")), when="shared"),
-    OpStep("attn", Kind.FIRST_GRAD, ("T", "Z", "H"), "m"),
-    OpStep("attn", Kind.WEIGHT_GRAD, ("H", "T", "O")),
-    OpStep("attn", Kind.WEIGHT_GRAD, ("Z", "T", "H"), weight=1),
-    OpStep("mlp", Kind.FIRST, ("T", "H", "Z")),
-    OpStep("mlp", Kind.FIRST, moved=((1, "Z"), (1, "O")), cheap=True),
-    OpStep("mlp", Kind.SECOND, ("T", "O", "H"), "n"),
-    OpStep("mlp", Kind.SECOND_GRAD, ("T", "H", "O")),
-    OpStep("mlp", Kind.SECOND_GRAD, moved=((2, "Z"), (2, "O"))),
-    OpStep("mlp", Kind.FIRST_GRAD, ("T", "Z", "H"), "m"),
-    OpStep("mlp", Kind.WEIGHT_GRAD, ("H", "T", "O")),
-    OpStep("mlp", Kind.WEIGHT_GRAD, ("Z", "T", "H"), weight=1),
-    OpStep("head", Kind.FIRST, ("T", "H", "V")),
+    OpStep("", Kind.NORM_RECOMPUTE, moved=((2, "R"),)),
+    OpStep("", Kind.NORM_BACKWARD, moved=((6, "S"), (4, "R"))),
+    OpStep("embed", Kind.ROW_FORWARD, moved=((1, "H"),)),
+    OpStep("embed", Kind.WGRAD, moved=((2, "H"),)),
+    OpStep("attn", Kind.COLUMN_FORWARD, ("T", "H", "Z")),
+    OpStep(
+        "attn", Kind.COLUMN_FORWARD, moved=((2, "Z"), (2, "N"))
+    ),  # layout change for kernels, query/key norms, rotary
+    OpStep("attn", Kind.COLUMN_FORWARD, attends="forward", when="alone"),
+    OpStep("attn", Kind.ATTENTION_CORE, attends="forward", when="shared"),
+    OpStep("attn", Kind.ROW_FORWARD, ("T", "O", "H"), "n"),
+    OpStep("attn", Kind.ROW_DGRAD, ("T", "H", "O")),
+    OpStep("attn", Kind.ROW_DGRAD, attends="backward", when="alone"),
+    OpStep("attn", Kind.ROW_DGRAD, moved=((4, "Z"), (4, "N")), when="alone"),
+    OpStep("attn", Kind.CORE_BACKWARD, attends="backward", when="shared"),
+    OpStep("attn", Kind.COLUMN_OUTPUT_GRAD, moved=((4, "Z"), (4, "N")), when="shared"),
+    OpStep("attn", Kind.COLUMN_DGRAD, ("T", "Z", "H"), "m"),
+    OpStep("attn", Kind.WGRAD, ("H", "T", "O")),
+    OpStep("attn", Kind.WGRAD, ("Z", "T", "H"), weight=1),
+    OpStep("mlp", Kind.COLUMN_FORWARD, ("T", "H", "Z")),
+    OpStep("mlp", Kind.COLUMN_FORWARD, moved=((1, "Z"), (1, "O")), cheap=True),
+    OpStep("mlp", Kind.ROW_FORWARD, ("T", "O", "H"), "n"),
+    OpStep("mlp", Kind.ROW_DGRAD, ("T", "H", "O")),
+    OpStep("mlp", Kind.ROW_DGRAD, moved=((2, "Z"), (2, "O"))),
+    OpStep("mlp", Kind.COLUMN_DGRAD, ("T", "Z", "H"), "m"),
+    OpStep("mlp", Kind.WGRAD, ("H", "T", "O")),
+    OpStep("mlp", Kind.WGRAD, ("Z", "T", "H"), weight=1),
+    OpStep("head", Kind.COLUMN_FORWARD, ("T", "H", "V")),
     OpStep("head", Kind.LOSS, moved=((1, "V"),)),
-    OpStep("head", Kind.FIRST_GRAD, ("T", "V", "H"), "m"),
-    OpStep("head", Kind.WEIGHT_GRAD, ("V", "T", "H")),
+    OpStep("head", Kind.COLUMN_DGRAD, ("T", "V", "H"), "m"),
+    OpStep("head", Kind.WGRAD, ("V", "T", "H")),
     OpStep("down", Kind.NORM, ("T", "2H", "H")),
     OpStep("up", Kind.NORM, ("T", "H", "H")),
+    # Latent attention: down-projections to the compressed queries, keys and values; up-projections to heads.
+    *_trained("compress", Kind.COLUMN_FORWARD, Kind.COLUMN_DGRAD, ("T", "H", "A"), ("T", "H", "B+R")),
+    *_trained("expand", Kind.COLUMN_FORWARD, Kind.COLUMN_DGRAD, ("T", "A", "Q+R"), ("T", "B", "2Q")),
+    # Router scores; permutation of the routed rows and its inverse; the experts' products.
+    *_trained("router", Kind.ROUTER, Kind.ROUTER_BACKWARD, ("T", "H", "E")),
+    OpStep("router", Kind.ROUTER, moved=((1, "E"),)),
+    OpStep("router", Kind.ROUTER_BACKWARD, moved=((2, "E"),)),
+    OpStep("experts", Kind.ROUTER, moved=((1, "H"),)),
+    OpStep("experts", Kind.ROUTER_BACKWARD, moved=((2, "H"),)),
+    *_trained("experts", Kind.EXPERTS, Kind.EXPERTS_BACKWARD, ("X", "H", "Z"), ("X", "O", "H")),
 )
-AGAIN = {Kind.FIRST_AGAIN: Kind.FIRST, Kind.CORE_AGAIN: Kind.CORE, Kind.SECOND_AGAIN: Kind.SECOND}
-"""Kinds that run another's steps a second time."""
-AGAIN_KINDS = frozenset((Kind.NORM_AGAIN, *AGAIN))
-"""What recomputation runs."""
+UNLISTED_PATHS: tuple[Path, ...] = ("compress", "expand", "router", "experts")
+"""Paths that appear in no instruction list yet: latent attention's first weights, the router, and
+experts."""
+AGAIN = {
+    Kind.COLUMN_RECOMPUTE: Kind.COLUMN_FORWARD,
+    Kind.CORE_RECOMPUTE: Kind.ATTENTION_CORE,
+    Kind.ROW_RECOMPUTE: Kind.ROW_FORWARD,
+}
+"""Recomputation kinds, each with the kind whose computations it repeats."""
+AGAIN_KINDS = frozenset((Kind.NORM_RECOMPUTE, *AGAIN))
+"""The op kinds that recomputation runs."""
 
 
 @cache
-def branches_of(site: str) -> tuple[Branch, ...]:
-    """What a segment has side by side; a parallel block has attention and MLP."""
-    found: dict[str, tuple[Branch, ...]] = {
+def paths_of(site: str) -> tuple[Path, ...]:
+    """Return the parallel paths of a segment; a parallel block has attention and MLP."""
+    found: dict[str, tuple[Path, ...]] = {
         "embed": ("embed",), "attn": ("attn",), "mlp": ("mlp",), "block": ("attn", "mlp"), "head": ("head",),
         "down": ("down",), "up": ("up",),
     }  # fmt: skip
@@ -135,39 +184,43 @@ def branches_of(site: str) -> tuple[Branch, ...]:
 
 
 @cache
-def steps_of(branch: Branch, kind: Kind, *, shared: bool = False, selective: bool = False) -> tuple[OpStep, ...]:
-    """Rows of a branch's ops of a kind. shared: attention is; selective: so is recomputation."""
+def steps_of(branch: Path, kind: Kind, *, shared: bool = False, selective: bool = False) -> tuple[OpStep, ...]:
+    """Return the rows of a path's ops of one kind. shared: True with context parallelism.
+    selective: True under selective recomputation."""
     runs = AGAIN.get(kind, kind) if branch in ("attn", "mlp") else kind
     when = ("", "shared" if shared else "alone")
     rows = (step for step in STEPS if (step.branch, step.kind) == (branch, runs) and step.when in when)
     return tuple(step for step in rows if step.cheap or not selective or kind not in AGAIN)
 
 
-CORES = frozenset((Kind.CORE, Kind.CORE_GRAD))
-ROTATES = frozenset((Kind.ROTATE, Kind.ROTATE_AGAIN, Kind.ROTATE_GRAD))
+CORES = frozenset((Kind.ATTENTION_CORE, Kind.CORE_BACKWARD))
+ROTATES = frozenset((Kind.RING_SEND, Kind.RING_SEND_BACKWARD, Kind.RING_SEND_GRAD))
 
 
 def parts_of(site: str, kind: Kind, *, p2: Number, flat: Number, ring: Number) -> Number:
-    """Parts of an op: columns of its output, row blocks of its gradient, blocks of a ring, or weights.
+    """Return the number of parts of an op: column slices of its output, row blocks of its input
+    gradient, blocks of a ring, or weights.
 
-    p2: column slices. flat: 1 if the residual stream is cut by sequence, else 0. ring: ranks of a ring, 1 at
-    sites whose attention is not shared.
+    p2: column slices. flat: 1 if the residual stream is sharded along the sequence, else 0. ring:
+    ranks of an attention ring, 1 for sublayers without context parallelism.
     """
-    if kind in (Kind.SECOND, Kind.SECOND_AGAIN):
+    if kind in (Kind.ROW_FORWARD, Kind.ROW_RECOMPUTE):
         return p2 if site in LAYERS else 1
-    if kind == Kind.FIRST_GRAD:  # row blocks of one buffer; a reduce-scatter of the sequence cannot be cut so
+    if kind == Kind.COLUMN_DGRAD:  # row blocks of one buffer, into which no reduce-scatter can be split
         return 1 + (p2 - 1) * (1 - flat)
-    if kind == Kind.WEIGHT_GRAD:
+    if kind == Kind.WGRAD:
         return {"attn": 2, "mlp": 2, "block": 4}.get(site, 1)
     return ring if kind in CORES else ring - 1 if kind in ROTATES else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dims:
-    """Values of the letters on one rank. T: tokens. H: hidden. S: numbers of a token of the residual stream,
-    as norms see it; R: the same, times what other kernels take. Z: after a branch's first weight; O: before
-    its second. V: rows of the vocabulary. N: numbers of a token that norms within attention's core
-    normalise."""
+    """Values of the dimension letters on one rank. T: tokens. H: hidden size. S: numbers per token
+    of the residual stream that norms process; R: the same, times the relative cost of the norm
+    kernels in use. Z: width after a path's first weight; O: width before its second weight. V:
+    vocabulary rows. N: numbers per token normalised by norms inside the attention core (query/key
+    norms). X: rows per expert; E: number of experts; groups: experts per rank. latent: widths of
+    latent attention by letter."""
 
     T: Number
     H: Number
@@ -177,39 +230,47 @@ class Dims:
     O: Number = 0  # noqa: E741
     V: Number = 0
     N: Number = 0
+    X: Number = 0
+    E: Number = 0
+    groups: Number = 1
+    latent: Mapping[str, Number] = field(default_factory=dict[str, Number])
 
     def size(self, letter: Letter) -> Number:
-        """Numbers along a dimension."""
+        """Return the length of a dimension."""
+        if letter in self.latent:
+            return self.latent[letter]
         return 2 * self.H if letter == "2H" else getattr(self, letter)
 
     def product(self, step: OpStep, parts: Number = 1) -> tuple[Number, Number, Number]:
-        """(m, k, n) of the step's product, in one of ``parts`` parts."""
+        """Return (m, k, n) of the step's matrix product for one of ``parts`` equal parts."""
         assert step.product is not None
         m, k, n = (self.size(letter) for letter in step.product)
         return m / (parts if step.cut == "m" else 1), k, n / (parts if step.cut == "n" else 1)
 
     def flops(self, step: OpStep) -> Number:
-        """Of the step's product; 0 if it has none."""
+        """Return the FLOPs of the step's matrix product; 0 if it has none."""
         m, k, n = self.product(step) if step.product else (0, 0, 0)
         return 2 * m * k * n
 
     def moved(self, step: OpStep) -> Number:
-        """Numbers that elementwise operations read or write."""
+        """Return how many numbers the step's elementwise operations read or write."""
         return self.T * sum(times * self.size(letter) for times, letter in step.moved)
 
 
-Axis = Literal["tp", "rows", "ulysses", "ring"]
+Axis = Literal["tp", "rows", "ulysses", "ring", "ep"]
 STATISTICS = 3
-"""Numbers of a token that vocabulary-parallel loss gathers: maximum, sum of exponentials, the target's
-logit."""
+"""Numbers per token that the vocabulary-parallel loss gathers: maximum, sum of exponentials, the
+target's logit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SendSizes:
-    """Of one op of one slice. tokens: of a rank; rows: of them, those of the op's row block. row: bytes of a
-    token's residual stream; columns: parts into which it is cut (p2). tp: ranks. words: rows of the
-    vocabulary on a rank. number: bytes of one of the loss's statistics. there: bytes of queries, keys and
-    values; back: of attention's output; block: of keys and values that go round the ring."""
+    """Sizes for the communication of one op of one slice. tokens: tokens on a rank; rows: the
+    tokens in the op's row block. row: bytes of one token's residual stream; columns: number of
+    column slices of it (p2). tp: tensor-parallel ranks. words: vocabulary rows on a rank. number:
+    bytes of one loss statistic. qkv_bytes: bytes of queries, keys and values; attention_bytes:
+    bytes of attention's output; kv_bytes: bytes of the keys and values that circulate on the ring.
+    routed: bytes of the rows that a rank sends to experts."""
 
     tokens: Number
     rows: Number
@@ -218,44 +279,57 @@ class SendSizes:
     tp: Number
     words: Number
     number: Number
-    there: Number
-    back: Number
-    block: Number
+    qkv_bytes: Number
+    attention_bytes: Number
+    kv_bytes: Number
+    routed: Number = 0
 
     @property
     def stream(self) -> Number:
-        """The residual stream."""
+        """Bytes of the residual stream."""
         return self.tokens * self.row
 
     @property
     def column_block(self) -> Number:
-        """Columns of it."""
+        """Bytes of one column slice of the residual stream."""
         return self.stream // self.columns
 
     @property
     def row_block(self) -> Number:
-        """Rows of it."""
+        """Bytes of one row block of the residual stream."""
         return self.rows * self.row
 
     @property
     def looked_up(self) -> Number:
-        """Distinct rows of an embedding that one rank has, which depend on the tokens: at most."""
-        rows = (self.tokens + self.words - abs(self.tokens - self.words)) // 2  # the smaller, of numbers or columns
+        """Upper bound on the bytes of distinct embedding rows, over all tensor-parallel ranks; the
+        actual number depends on the tokens."""
+        rows = (self.tokens + self.words - abs(self.tokens - self.words)) // 2  # min, of numbers or arrays
         return rows * self.row * self.tp
 
     @property
     def statistics(self) -> Number:
-        """Of the loss."""
+        """Bytes of the loss statistics."""
         return self.tp * STATISTICS * self.tokens * self.number
 
 
-Whole = Literal["stream", "column_block", "row_block", "looked_up", "statistics", "there", "back", "block"]
+Whole = Literal[
+    "stream",
+    "column_block",
+    "row_block",
+    "looked_up",
+    "statistics",
+    "qkv_bytes",
+    "attention_bytes",
+    "kv_bytes",
+    "routed",
+]
 
 
 class Send(NamedTuple):
-    """Of ops of these kinds, at ``sites`` or (empty) at any. axis: ``rows`` is the exchange of embedding
-    rows over tensor-parallel ranks. whole: which of ``SendSizes`` is gathered or reduced; of attention's
-    exchanges, what a rank holds."""
+    """The communication of ops of these kinds, for sublayers ``sites`` (empty: any). axis: the
+    parallelism it belongs to; ``rows`` is the exchange of embedding rows over tensor-parallel
+    ranks. whole: which field of ``SendSizes`` is gathered or reduced; for attention's exchanges,
+    the bytes that a rank holds."""
 
     sites: tuple[str, ...]
     kinds: tuple[Kind, ...]
@@ -263,37 +337,45 @@ class Send(NamedTuple):
     whole: Whole
 
     def nbytes(self, sizes: SendSizes) -> Number:
-        """Of ``whole``."""
+        """Return the bytes that the field ``whole`` names."""
         return getattr(sizes, self.whole)
 
 
 ATTENDS = ("attn", "block")
 SENDS = (
-    Send(("embed",), (Kind.SECOND,), "rows", "looked_up"),
-    Send(("head",), (Kind.FIRST,), "tp", "statistics"),
-    Send((), (Kind.SECOND, Kind.SECOND_AGAIN), "tp", "column_block"),
-    Send((), (Kind.FIRST_GRAD,), "tp", "row_block"),
-    Send((), (Kind.NORM, Kind.NORM_AGAIN, Kind.NORM_GRAD), "tp", "stream"),
-    Send(ATTENDS, (Kind.FIRST, Kind.FIRST_AGAIN, Kind.CORE_GRAD, Kind.HEADS_GRAD), "ulysses", "there"),
-    Send(ATTENDS, (Kind.CORE, Kind.CORE_AGAIN, Kind.SECOND_GRAD), "ulysses", "back"),
-    Send(ATTENDS, (Kind.ROTATE, Kind.ROTATE_AGAIN, Kind.ROTATE_GRAD), "ring", "block"),
+    Send(("embed",), (Kind.ROW_FORWARD,), "rows", "looked_up"),
+    Send(("head",), (Kind.COLUMN_FORWARD,), "tp", "statistics"),
+    Send((), (Kind.ROW_FORWARD, Kind.ROW_RECOMPUTE), "tp", "column_block"),
+    Send((), (Kind.COLUMN_DGRAD,), "tp", "row_block"),
+    Send((), (Kind.NORM, Kind.NORM_RECOMPUTE, Kind.NORM_BACKWARD), "tp", "stream"),
+    Send(
+        ATTENDS,
+        (Kind.COLUMN_FORWARD, Kind.COLUMN_RECOMPUTE, Kind.CORE_BACKWARD, Kind.HEADS_EXCHANGE_GRAD),
+        "ulysses",
+        "qkv_bytes",
+    ),
+    Send(ATTENDS, (Kind.ATTENTION_CORE, Kind.CORE_RECOMPUTE, Kind.ROW_DGRAD), "ulysses", "attention_bytes"),
+    Send(ATTENDS, (Kind.RING_SEND, Kind.RING_SEND_BACKWARD, Kind.RING_SEND_GRAD), "ring", "kv_bytes"),
+    Send((), (Kind.ROUTER, Kind.EXPERTS, Kind.EXPERTS_BACKWARD, Kind.ROUTER_BACKWARD), "ep", "routed"),
 )
 
 
 def send_of(site: str, kind: Kind) -> Send:
-    """The row of an op. Raises KeyError for a kind that sends nothing."""
+    """Return the row of an op. Raises KeyError for a kind that sends nothing."""
     for send in SENDS:
         if kind in send.kinds and (not send.sites or site in send.sites):
             return send
     raise KeyError(f"{site}.{kind} sends nothing")
 
 
-class After(NamedTuple):
-    """Order that is no data: what ops of these kinds wait for, at ``sites`` or (empty) at any.
+class OrderConstraint(NamedTuple):
+    """An ordering constraint without data: what ops of these kinds wait for, in sublayers ``sites``
+    (empty: any).
 
-    of: the ``part`` or the ``slice`` before; ``behind``, the backward of the segment after (of the layer
-    after, where a whole layer runs again), up to where its activations are read; ``look-up``, the embedding
-    of the last slice; ``head``, its gradient there.
+    of: the op waited for. ``part``: the previous part. ``slice``: the previous slice. ``behind``:
+    the following segment's backward, up to the op that reads its activations (the following
+    layer's, if a whole layer is recomputed). ``look-up``: the embedding of the last slice.
+    ``head``: the head's weight gradient for the last slice. why: the reason, as a key word.
     """
 
     sites: tuple[str, ...]
@@ -302,34 +384,38 @@ class After(NamedTuple):
     why: Literal["parts", "slices", "memory", "tied"]
 
 
-AFTER = (
-    After((), (Kind.NORM_AGAIN, Kind.FIRST_AGAIN, Kind.ROTATE_AGAIN), "behind", "memory"),
-    After(("head",), (Kind.FIRST,), "look-up", "tied"),  # both ends have one weight, which is gathered twice
-    After(("embed",), (Kind.WEIGHT_GRAD,), "head", "tied"),  # both add into one gradient
-    After((), (Kind.SECOND, Kind.SECOND_AGAIN, Kind.FIRST_GRAD), "part", "parts"),  # of one buffer
-    After((), (Kind.WEIGHT_GRAD, Kind.NORM_GRAD), "slice", "slices"),  # both add into one gradient
+ORDER_CONSTRAINTS = (
+    OrderConstraint((), (Kind.NORM_RECOMPUTE, Kind.COLUMN_RECOMPUTE, Kind.RING_SEND_BACKWARD), "behind", "memory"),
+    OrderConstraint(("head",), (Kind.COLUMN_FORWARD,), "look-up", "tied"),  # the tied weight is gathered twice
+    OrderConstraint(("embed",), (Kind.WGRAD,), "head", "tied"),  # both accumulate into one gradient
+    OrderConstraint(
+        (), (Kind.ROW_FORWARD, Kind.ROW_RECOMPUTE, Kind.COLUMN_DGRAD), "part", "parts"
+    ),  # parts share one buffer
+    OrderConstraint((), (Kind.WGRAD, Kind.NORM_BACKWARD), "slice", "slices"),  # slices accumulate into one gradient
 )
-"""A weight gradient waits for its input's too, though the second weight's needs no more than the output's;
-rings have two buffers (``plait.core.step.attention_ops``). Both are written with the data."""
+"""Ordering constraints. Two more are written with the data dependencies: a weight gradient waits
+for the input gradient too, although the second weight's needs only the output gradient; rings have
+two buffers (``plait.core.step.attention_ops``)."""
 
 
 @cache
 def orders_of(site: str, kind: Kind) -> tuple[str, ...]:
-    """What ops wait for besides data."""
-    return tuple(row.of for row in AFTER if kind in row.kinds and site in (row.sites or (site,)))
+    """Return what ops of a kind wait for in addition to data."""
+    return tuple(row.of for row in ORDER_CONSTRAINTS if kind in row.kinds and site in (row.sites or (site,)))
 
 
-def exchanged(letters: Letters, row: Number, *, tp: Number, ulysses: Number) -> tuple[Number, Number, Number]:
-    """Bytes that a rank holds of what attention exchanges with the ranks that share its sequences: (queries,
-    keys and values; what attention gives; keys and values that go round the ring). row: bytes of one number
-    for each token of a rank."""
-    heads, kv_heads = letters.Q // letters.D // tp, one_at_least(letters.K // letters.D // tp)
-    each = one_at_least(kv_heads // ulysses) * ulysses
-    # Round the ring go the heads that this rank attends to, of the tokens that its Ulysses group has.
+def exchanged(letters: Dimensions, row: Number, *, tp: Number, ulysses: Number) -> tuple[Number, Number, Number]:
+    """Return the bytes that a rank holds of attention's exchanges under context parallelism:
+    (queries, keys and values; attention's output; keys and values that circulate on the ring). row:
+    bytes of one number for each token of a rank."""
+    heads, kv_heads = letters.Q // letters.D // tp, at_least_one(letters.K // letters.D // tp)
+    each = at_least_one(kv_heads // ulysses) * ulysses
+    # The heads that this rank computes, for its Ulysses group's tokens, circulate on the ring.
     size = row * letters.D
     return size * (heads + 2 * each), size * heads, 2 * size * each
 
 
-def one_at_least(count: Number) -> Number:
-    """Of heads of which several ranks have the same."""
+def at_least_one(count: Number) -> Number:
+    """Return the heads per rank, at least 1: with fewer heads than ranks, several ranks hold the
+    same head."""
     return count + (count < 1)

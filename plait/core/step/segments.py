@@ -1,15 +1,15 @@
-"""The inside of a stage as data: which op of which slice can run when, and which collectives its results
-need.
+"""The inside of a stage as data: its ops per slice, their dependencies, and the collectives that
+their results need.
 
-A transformer is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``. In a
-parallel block attention and MLP stand side by side: ``block0, block1, ...`` have both, and half the
-collectives. A pipeline stage is a part of the chain. It begins with ``enter`` where the residual stream comes
-from another stage, and ends with ``leave`` where it goes to one. A U-Transformer has ``down0, down1, ...``
-and ``up1, up0`` between layers, which change the sequence's length; what enters a down is added in the up of
-its number (a skip connection).
+A transformer is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``.
+A parallel block has attention and MLP side by side: segments ``block0, block1, ...`` contain both,
+with half the collectives. A pipeline stage is a part of the chain. It begins with ``enter`` if the
+residual stream comes from another stage, and ends with ``leave`` if the stream goes to another
+stage. A U-Transformer has ``down0, down1, ...`` and ``up1, up0`` between layers, which change the
+sequence's length; the input of a down is added in the up of the same number (a skip connection).
 
-Segments are cut into ops by hand (activations are detached), and an op exists once for every slice of the
-batch:
+Segments are cut into ops by hand (activations are detached). An op exists once for every slice of
+the batch:
 
     N  norm       add the previous segment's output to the residual stream, normalise (or, in down and up,
                   change its length)
@@ -17,30 +17,31 @@ batch:
                   softmax
     R  row        second weight (row-parallel), one op per column part; its partial sum is reduced
     L  loss       combine the softmax statistics of the vocabulary shards (head only)
-    M  norm again, where the forward did not keep what it normalised (recomputation)
-    A  first weight and core again, likewise ("again"); an activation alone if recomputation is selective
-    Y  R of attention again, where only the stream before every layer is kept; the MLP's M then adds up
+    M  norm recomputed, if the forward did not keep its output (recomputation)
+    A  first weight and core recomputed ("again"); with selective recomputation only the activation function
+    Y  R of attention recomputed, if only the stream before every layer is kept; the MLP's M then adds up
     D  input gradient through the second weight and the core
     C  input gradient of the first weight, one op per part; its partial sum is reduced
     W  weight gradient: part 0 of the second weight, part 1 of the first (embed and head: part 0 only; block:
-       2 and 3 of the MLP's)
+       parts 2 and 3 of the MLP's)
     J  backward of N ("join")
 
-Where ranks share a sequence, attention has more kinds and collectives of its own: ``attention_ops``.
+With context parallelism, attention has more kinds and collectives of its own: ``attention_ops``.
 
-With all-reduce tensor parallelism R and C have collectives (the embedding's R gathers rows instead). With
-sequence parallelism N, M and J have all-gathers, and R and C have reduce-scatters. R runs again only where
-one stream a layer is kept: else what it sent over the network is, as the residual stream. M and A may run as
-soon as the segment behind is done with its own activations, so that they overlap that segment's collective.
+With all-reduce tensor parallelism R and C have collectives (the embedding's R gathers rows
+instead). With sequence parallelism N, M and J have all-gathers, and R and C have reduce-scatters. R
+is recomputed only if one stream per layer is kept; otherwise the result of its collective is kept
+as part of the residual stream. M and A may run as soon as the backward of the following segment has
+released its own activations, so that they overlap that segment's collective.
 
-A micro-batch is run whole (phase ``step``), or in the phases that a pipeline schedule calls for: ``F``
-forward, ``B`` backward; or, instead of ``B``, ``I`` for the gradients that other stages wait for and ``W``
-for those of weights. What runs in which order is a list of actions (``segment_lists``), the same on every
-rank; hence so is the order of collectives. Any legal order adds into each weight's gradient slice by slice:
-results do not depend on the order.
+A micro-batch runs whole (phase ``step``), or in the phases of a pipeline schedule: ``F`` forward,
+``B`` backward; or, instead of ``B``, ``I`` for the gradients that other stages wait for and ``W``
+for the weight gradients. The order is a list of actions (``orders.overlap``), the same on every
+rank, so collectives run in the same order everywhere. Any legal order adds into each weight's
+gradient slice by slice: results do not depend on the order.
 
-Text form, one action a word: ``attn3.R0.1`` runs part 1 of R of slice 0 in layer 3's attention,
-``>attn3.R0.1`` starts the collective of its result, ``<attn3.R0.1`` waits for it.
+Text form, one action per word: ``attn3.R0.1`` runs part 1 of R of slice 0 in layer 3's attention,
+``>attn3.R0.1`` starts the collective of its result, ``<attn3.R0.1`` waits for that collective.
 
 >>> print(*SegmentGraph(num_layers=1, communicates=False).ops()[:4])
 embed.R0 attn0.N0 attn0.F0 attn0.R0
@@ -67,12 +68,12 @@ Verb = Literal["run", "start", "wait"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate"]
 
 SIGNS: dict[Verb, str] = {"run": "", "start": ">", "wait": "<"}
-"""What a verb puts before an op's name."""
+"""Prefix of an op's name for each verb."""
 
 
 class SegmentOp(NamedTuple):
-    """One computation of one slice in one segment; ``layer`` counts from the model's first (down, up: is the
-    level), 0 at the ends."""
+    """One computation of one slice in one segment. layer: counted from the model's first; the level
+    for down and up; 0 at the ends."""
 
     site: Site
     layer: int
@@ -82,7 +83,7 @@ class SegmentOp(NamedTuple):
 
     @property
     def forward(self) -> bool:
-        """Whether it belongs to the forward pass."""
+        """True if the op belongs to the forward pass."""
         return self.kind in FORWARD_KINDS
 
     def __str__(self) -> str:
@@ -101,7 +102,7 @@ class Action(NamedTuple):
 
 
 class Need(NamedTuple):
-    """An op that must have run before; ``collective`` says that its collective must have been awaited too."""
+    """An op that must run first. collective: True if its collective must be awaited first too."""
 
     op: SegmentOp
     collective: bool = False
@@ -109,13 +110,14 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentGraph:
-    """All ops of one micro-batch on one stage in one phase, and what each needs. What another phase or
-    another stage computes counts as done.
+    """All ops of one micro-batch on one stage in one phase, and their dependencies. Ops of other
+    phases and other stages count as done.
 
-    communicates: False where tp = 1: it has no collectives. backward: False to evaluate. first_layer,
-    num_layers: of the stage. embeds, heads: whether the stage has the model's beginning and end. resampling,
-    parallel_block: the model's. recompute: what is not kept for the backward, in the stage's first
-    ``recomputed`` layers (None: in all). attention: with whom it is shared, if with anybody.
+    communicates: False if tp = 1: no tensor-parallel collectives. backward: False for evaluation.
+    first_layer, num_layers: the stage's layers. embeds, heads: True if the stage has the model's
+    beginning or end. resampling, parallel_block: as in the model. recompute: which activations are
+    recomputed, in the stage's first ``recomputed`` layers (None: in all). attention: its context
+    parallelism, or None.
     """
 
     num_layers: int
@@ -136,7 +138,7 @@ class SegmentGraph:
 
     @staticmethod
     def of(model: ModelSpec, strategy: Strategy, stage: Stage, *, backward: bool = True) -> SegmentGraph:
-        """The graph of a stage of a model under a strategy."""
+        """Return the graph of a stage of a model under a strategy."""
         return SegmentGraph(
             first_layer=stage.first_layer,
             num_layers=stage.num_layers,
@@ -156,21 +158,21 @@ class SegmentGraph:
 
     @property
     def sends(self) -> bool:
-        """Whether anything crosses the network inside the stage."""
+        """True if any op of the stage communicates."""
         return self.communicates or self.attention is not None
 
     def shared(self, site: str) -> SharedAttention | None:
-        """How a segment's attention is shared, if it is."""
+        """Return the context parallelism of a segment's attention, or None."""
         return self.attention if site in ATTENDS else None
 
     @property
     def last_layer(self) -> int:
-        """The stage's last."""
+        """The stage's last layer."""
         return self.first_layer + self.num_layers - 1
 
     def level(self, model: ModelSpec, site: str, layer: int) -> int:
-        """How often the sequence has been halved where a segment works; in a down before it does so, in an up
-        after."""
+        """Return how often the sequence has been halved in a segment: for a down its input, for an
+        up its output."""
         match site:
             case "embed" | "head":
                 return 0
@@ -185,7 +187,7 @@ class SegmentGraph:
 
     @cached_property
     def segments(self) -> tuple[tuple[Site, int], ...]:
-        """(site, layer) from one end of the stage to the other."""
+        """The stage's segments (site, layer) in forward order."""
         inner: list[tuple[str, int]] = []
         for layer in range(self.first_layer, self.first_layer + self.num_layers):
             inner += [(site, level) for before, site, level in self.resampling if before == layer]
@@ -194,63 +196,66 @@ class SegmentGraph:
         return cast("tuple[tuple[Site, int], ...]", (ends[0], *inner, ends[1]))
 
     def parts(self, site: Site, kind: Kind) -> int:
-        """How many parts an op has."""
+        """Return the number of parts of an op."""
         shared = self.shared(site)
         return parts_of(site, kind, p2=self.p2, flat=int(self.sequence_parallel), ring=shared.ring if shared else 1)
 
     def kinds(self, site: Site, layer: int) -> tuple[Kind, ...]:
-        """The kinds of op that a segment has in this phase, in the order in which one slice alone would run
-        them."""
+        """Return the op kinds of a segment in this phase, in the order in which a single slice
+        would run them."""
         forward, backward = _KINDS[site]
         if shared := self.shared(site):
             forward, backward = (*forward[:1], *shared.forward, *forward[2:]), (*shared.backward, *backward[1:])
-        every = forward + (self.again(site, layer) + backward) * self.backward
+        every = forward + (self.recomputed_kinds(site, layer) + backward) * self.backward
         return tuple(kind for kind in every if kind in _PHASES[self.phase])
 
-    def again(self, site: Site, layer: int) -> tuple[Kind, ...]:
-        """The kinds that run again before a segment's backward, because only their inputs are kept.
+    def recomputed_kinds(self, site: Site, layer: int) -> tuple[Kind, ...]:
+        """Return the recomputation kinds that run before a segment's backward, because only their
+        inputs are kept.
 
-        Selective recomputation: those that cost neither a matrix product nor a collective. Attention never
-        runs again: its kernels keep little.
+        Selective recomputation runs only kinds without a matrix product or a collective. It never
+        recomputes attention, whose kernels keep little.
         """
         exempt = self.recomputed is not None and layer - self.first_layer >= self.recomputed
         if not self.backward or site not in LAYERS or exempt:
             return ()
         if self.recompute == "selective":
-            return (Kind.NORM_AGAIN,) * (not self.sequence_parallel) + (Kind.FIRST_AGAIN,) * (site != "attn")
+            return (Kind.NORM_RECOMPUTE,) * (not self.sequence_parallel) + (Kind.COLUMN_RECOMPUTE,) * (site != "attn")
         if self.recompute == "none":
             return ()
-        core = (Kind.CORE_AGAIN,) if self.shared(site) else ()
-        second = (Kind.SECOND_AGAIN,) if self.recompute == "layer" and site == "attn" else ()
-        return Kind.NORM_AGAIN, Kind.FIRST_AGAIN, *core, *second
+        core = (Kind.CORE_RECOMPUTE,) if self.shared(site) else ()
+        second = (Kind.ROW_RECOMPUTE,) if self.recompute == "layer" and site == "attn" else ()
+        return Kind.NORM_RECOMPUTE, Kind.COLUMN_RECOMPUTE, *core, *second
 
-    def rejoins(self, site: Site, layer: int) -> bool:
-        """Whether a segment's M adds up its stream again, which it does not keep: an MLP's behind attention
-        whose R runs again."""
-        return site == "mlp" and Kind.SECOND_AGAIN in self.again("attn", layer)
+    def readds_stream(self, site: Site, layer: int) -> bool:
+        """True if a segment's M also adds up its residual stream again, which was not kept: an MLP
+        after attention whose R is recomputed."""
+        return site == "mlp" and Kind.ROW_RECOMPUTE in self.recomputed_kinds("attn", layer)
 
     def collective(self, op: SegmentOp) -> Collective | None:
-        """What crosses the network with the result of ``op``, if anything does."""
+        """Return the collective on the result of ``op``, or None."""
         if (shared := self.shared(op.site)) and (
-            found := shared.collective(op.kind, op.part, again=Kind.CORE_AGAIN in self.again(op.site, op.layer))
+            found := shared.collective(
+                op.kind, op.part, again=Kind.CORE_RECOMPUTE in self.recomputed_kinds(op.site, op.layer)
+            )
         ):
             return found
         if not self.communicates:
             return None
         if op.kind in _REDUCED:
-            if op.site == "embed":  # the distinct rows that the slice's tokens name: at most half of a reduction
+            if op.site == "embed":  # the distinct rows of the slice's tokens: at most half of a reduction's bytes
                 return "all_gather"
             return "reduce_scatter" if self.sequence_parallel else "all_reduce"
-        if op.site == "head" and op.kind == Kind.FIRST:
-            return "all_gather"  # three numbers a token: maximum, sum of exponentials, the target's logit
-        # A stage's end passes on what each rank has: its shard of the sequence.
+        if op.site == "head" and op.kind == Kind.COLUMN_FORWARD:
+            return "all_gather"  # per token: maximum, sum of exponentials, the target's logit
+        # At a stage's end each rank passes on its own shard of the sequence.
         reads = op.kind in _READS and op.site != "leave"
-        if not self.sequence_parallel or not (reads or op.kind == Kind.NORM_GRAD):
+        if not self.sequence_parallel or not (reads or op.kind == Kind.NORM_BACKWARD):
             return None
         return "all_gather" if reads or self.before(op)[0] != "enter" else None
 
     def ops(self) -> list[SegmentOp]:
-        """Every op once, in an order that satisfies every need (segment by segment, slice by slice)."""
+        """Return every op once, in a legal order (segment by segment, slice by slice)."""
         inside: list[tuple[Site, int, list[tuple[Kind, int]]]] = []
         for site, layer in self.segments:
             kinds = self.kinds(site, layer)
@@ -261,10 +266,10 @@ class SegmentGraph:
         back = list[tuple[Site, int, list[tuple[Kind, int]]]]()
         for place in reversed(range(len(inside))):
             site, layer, chain = inside[place]
-            if self.rejoins(site, layer):  # all of the layer runs again, then its backward
+            if self.readds_stream(site, layer):  # the whole layer is recomputed, then its backward runs
                 first = inside[place - 1]
                 back.append((first[0], first[1], [one for one in first[2] if one[0] in AGAIN_KINDS]))
-            whole = Kind.SECOND_AGAIN in self.again(site, layer)
+            whole = Kind.ROW_RECOMPUTE in self.recomputed_kinds(site, layer)
             back.append((site, layer, [one for one in chain if not whole or one[0] not in AGAIN_KINDS]))
         return [
             SegmentOp(site, layer, kind, at, part)
@@ -276,27 +281,28 @@ class SegmentGraph:
         ]
 
     def before(self, op: SegmentOp) -> tuple[Site, int]:
-        """The segment that feeds ``op``'s segment."""
+        """Return the segment that feeds ``op``'s segment."""
         return self.segments[self._index(op) - 1]
 
     def after(self, op: SegmentOp) -> tuple[Site, int]:
-        """The segment that ``op``'s segment feeds."""
+        """Return the segment that ``op``'s segment feeds."""
         return self.segments[self._index(op) + 1]
 
     def _whole_layer(self, op: SegmentOp) -> bool:
-        """Whether an op runs again for the MLP after its segment, too."""
-        return op.kind != Kind.ROTATE_AGAIN and Kind.SECOND_AGAIN in self.again(op.site, op.layer)
+        """True if the op is recomputed for the following MLP too (whole-layer recomputation)."""
+        return op.kind != Kind.RING_SEND_BACKWARD and Kind.ROW_RECOMPUTE in self.recomputed_kinds(op.site, op.layer)
 
     def _index(self, op: SegmentOp) -> int:
         return self.places[op.site, op.layer]
 
     @cached_property
     def places(self) -> dict[tuple[Site, int], int]:
-        """Where in the chain each segment stands."""
+        """Index of each segment in the chain."""
         return {segment: place for place, segment in enumerate(self.segments)}
 
     def needs(self, op: SegmentOp) -> list[Need]:
-        """What must precede ``op``: the data that it reads, and what ``AFTER`` has."""
+        """Return the dependencies of ``op``: the data that it reads, and the constraints of
+        ``AFTER``."""
         at = op.slice
         needs: list[Need] = []
 
@@ -308,7 +314,7 @@ class SegmentGraph:
 
         here = (op.site, op.layer)
         if shared := self.shared(op.site):
-            again = Kind.CORE_AGAIN in self.again(*here)
+            again = Kind.CORE_RECOMPUTE in self.recomputed_kinds(*here)
             for kind, part, awaited in shared.needs(op.kind, op.part, again=again):
                 source = op._replace(kind=kind, part=part)
                 if kind in self.kinds(*here):
@@ -316,78 +322,81 @@ class SegmentGraph:
         match op.kind:
             case Kind.NORM:
                 before = self.before(op)
-                need(before, Kind.SECOND if Kind.SECOND in _KINDS[before[0]][0] else Kind.NORM)
+                need(before, Kind.ROW_FORWARD if Kind.ROW_FORWARD in _KINDS[before[0]][0] else Kind.NORM)
                 if op.site == "up":
                     need(("down", op.layer), Kind.NORM)
-            case Kind.FIRST:
+            case Kind.COLUMN_FORWARD:
                 need(here, Kind.NORM)
-            case Kind.SECOND if op.site != "embed" and not shared:
-                need(here, Kind.FIRST)
+            case Kind.ROW_FORWARD if op.site != "embed" and not shared:
+                need(here, Kind.COLUMN_FORWARD)
             case Kind.LOSS:
-                need(here, Kind.FIRST)
-            case Kind.NORM_AGAIN if self.rejoins(*here):
-                need(self.before(op), Kind.SECOND_AGAIN)
-            case Kind.FIRST_AGAIN:
-                need(here, Kind.NORM_AGAIN)
-            case Kind.SECOND_AGAIN if not shared:
-                need(here, Kind.FIRST_AGAIN)
-            case Kind.SECOND_GRAD:
-                need(here, Kind.NORM_AGAIN)
-                need(here, Kind.FIRST_AGAIN)
-                need(here, Kind.SECOND_AGAIN)
-                need(self.after(op), Kind.NORM_GRAD)
-            case Kind.FIRST_GRAD if not shared:
-                need(here, Kind.LOSS if op.site == "head" else Kind.SECOND_GRAD)
-            case Kind.NORM_GRAD if op.site in ("down", "up"):
-                need(self.after(op), Kind.NORM_GRAD)
+                need(here, Kind.COLUMN_FORWARD)
+            case Kind.NORM_RECOMPUTE if self.readds_stream(*here):
+                need(self.before(op), Kind.ROW_RECOMPUTE)
+            case Kind.COLUMN_RECOMPUTE:
+                need(here, Kind.NORM_RECOMPUTE)
+            case Kind.ROW_RECOMPUTE if not shared:
+                need(here, Kind.COLUMN_RECOMPUTE)
+            case Kind.ROW_DGRAD:
+                need(here, Kind.NORM_RECOMPUTE)
+                need(here, Kind.COLUMN_RECOMPUTE)
+                need(here, Kind.ROW_RECOMPUTE)
+                need(self.after(op), Kind.NORM_BACKWARD)
+            case Kind.COLUMN_DGRAD if not shared:
+                need(here, Kind.LOSS if op.site == "head" else Kind.ROW_DGRAD)
+            case Kind.NORM_BACKWARD if op.site in ("down", "up"):
+                need(self.after(op), Kind.NORM_BACKWARD)
                 if op.site == "down":
-                    need(("up", op.layer), Kind.NORM_GRAD)
-            case Kind.NORM_GRAD:
-                need(here, Kind.FIRST_GRAD)
-            case Kind.WEIGHT_GRAD if op.site == "head":
+                    need(("up", op.layer), Kind.NORM_BACKWARD)
+            case Kind.NORM_BACKWARD:
+                need(here, Kind.COLUMN_DGRAD)
+            case Kind.WGRAD if op.site == "head":
                 need(here, Kind.LOSS)
-            case Kind.WEIGHT_GRAD if op.site == "embed":
-                need(self.after(op), Kind.NORM_GRAD)
-            case Kind.WEIGHT_GRAD if not shared:
-                need(here, Kind.SECOND_GRAD)
+            case Kind.WGRAD if op.site == "embed":
+                need(self.after(op), Kind.NORM_BACKWARD)
+            case Kind.WGRAD if not shared:
+                need(here, Kind.ROW_DGRAD)
             case _:
                 pass
         for of in orders_of(op.site, op.kind):
             if of == "behind":
                 behind = self.segments[self._index(op) + 1 + self._whole_layer(op)]
-                ends = Kind.CORE_GRAD if self.shared(behind[0]) else Kind.SECOND_GRAD
-                other = Kind.LOSS if behind[0] == "head" else Kind.NORM_GRAD
-                need(behind, ends if Kind.SECOND_GRAD in _KINDS[behind[0]][1] else other)
+                ends = Kind.CORE_BACKWARD if self.shared(behind[0]) else Kind.ROW_DGRAD
+                other = Kind.LOSS if behind[0] == "head" else Kind.NORM_BACKWARD
+                need(behind, ends if Kind.ROW_DGRAD in _KINDS[behind[0]][1] else other)
             elif of == "part" and op.part:
                 needs.append(Need(op._replace(part=op.part - 1)))
             elif of == "slice" and at:
                 needs.append(Need(op._replace(slice=at - 1)))
             elif of == "look-up" and self.embeds:
-                needs.append(Need(SegmentOp("embed", 0, Kind.SECOND, self.p1 - 1)))
+                needs.append(Need(SegmentOp("embed", 0, Kind.ROW_FORWARD, self.p1 - 1)))
             elif of == "head" and self.heads:
-                needs.append(Need(SegmentOp("head", 0, Kind.WEIGHT_GRAD, self.p1 - 1)))
+                needs.append(Need(SegmentOp("head", 0, Kind.WGRAD, self.p1 - 1)))
         return needs
 
 
-_GRADS = (Kind.FIRST_GRAD, Kind.WEIGHT_GRAD, Kind.NORM_GRAD)
+_GRADS = (Kind.COLUMN_DGRAD, Kind.WGRAD, Kind.NORM_BACKWARD)
 _KINDS: dict[Site, tuple[tuple[Kind, ...], tuple[Kind, ...]]] = {
-    "embed": ((Kind.SECOND,), (Kind.WEIGHT_GRAD,)),
+    "embed": ((Kind.ROW_FORWARD,), (Kind.WGRAD,)),
     "enter": ((), ()),
-    **dict.fromkeys(LAYERS, ((Kind.NORM, Kind.FIRST, Kind.SECOND), (Kind.SECOND_GRAD, *_GRADS))),
-    "head": ((Kind.NORM, Kind.FIRST, Kind.LOSS), _GRADS),
-    **dict.fromkeys(("down", "up", "leave"), ((Kind.NORM,), (Kind.NORM_GRAD,))),
+    **dict.fromkeys(LAYERS, ((Kind.NORM, Kind.COLUMN_FORWARD, Kind.ROW_FORWARD), (Kind.ROW_DGRAD, *_GRADS))),
+    "head": ((Kind.NORM, Kind.COLUMN_FORWARD, Kind.LOSS), _GRADS),
+    **dict.fromkeys(("down", "up", "leave"), ((Kind.NORM,), (Kind.NORM_BACKWARD,))),
 }
-_REDUCED, _READS = frozenset((Kind.SECOND, Kind.SECOND_AGAIN, Kind.FIRST_GRAD)), frozenset((Kind.NORM, Kind.NORM_AGAIN))
+_REDUCED, _READS = (
+    frozenset((Kind.ROW_FORWARD, Kind.ROW_RECOMPUTE, Kind.COLUMN_DGRAD)),
+    frozenset((Kind.NORM, Kind.NORM_RECOMPUTE)),
+)
 _ENDS = ("embed", "enter", "head", "leave")
 _PHASES: dict[Phase, frozenset[Kind]] = {
     "step": frozenset(Kind), "F": FORWARD_KINDS, "B": frozenset(Kind) - FORWARD_KINDS,
-    "I": frozenset(Kind) - FORWARD_KINDS - {Kind.WEIGHT_GRAD}, "W": frozenset((Kind.WEIGHT_GRAD,)),
+    "I": frozenset(Kind) - FORWARD_KINDS - {Kind.WGRAD}, "W": frozenset((Kind.WGRAD,)),
 }  # fmt: skip
 
 
 @cache
 def needs_table(graph: SegmentGraph) -> dict[SegmentOp, tuple[Need, ...]]:
-    """``needs`` of every op of the graph."""
+    """Return ``needs`` of every op of the graph."""
     ops = graph.ops()
     needs = numbered_needs(graph, ops)
     return {
@@ -396,11 +405,11 @@ def needs_table(graph: SegmentGraph) -> dict[SegmentOp, tuple[Need, ...]]:
 
 
 def numbered_needs(graph: SegmentGraph, ops: Sequence[SegmentOp]) -> list[list[tuple[int, bool]]]:
-    """``needs`` of every one of ``graph.ops()``: (number of the op that must have run, whether its collective
-    must have been awaited).
+    """Return ``needs`` of each of ``graph.ops()`` as (number of the op that must run first, True if
+    its collective must be awaited first).
 
-    What an op of a layer needs is found once for all layers whose neighbours have the same kinds of op: these
-    stand equally far before it.
+    The needs of an op in a layer are computed once for all layers whose neighbours have the same
+    kinds of op: the needed ops stand equally far before it.
     """
     shapes = [(site, graph.kinds(site, layer)) for site, layer in graph.segments]
     around = [(shapes[place], *shapes[max(0, place - 1) : place + 3]) for place in range(len(shapes))]
@@ -411,7 +420,7 @@ def numbered_needs(graph: SegmentGraph, ops: Sequence[SegmentOp]) -> list[list[t
     for i, op in enumerate(ops):
         site, layer, kind, at, part = op
         key = like[site, layer], kind, at, part
-        if site not in LAYERS or key not in known:  # what is no layer may need something far away
+        if site not in LAYERS or key not in known:  # other segments may need ops far away
             known[key] = [(i - number[need.op], need.collective) for need in graph.needs(op)]
         found.append([(i - back, collective) for back, collective in known[key]])
     return found

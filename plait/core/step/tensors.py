@@ -1,20 +1,24 @@
-"""The tensors that ops make and read, as a table of rows: how long each is in memory follows from it.
+"""The tensors that ops write and read, as a table of rows; the lifetime of each in memory follows
+from it.
 
-A tensor is there from the step of an op that makes it to the end of the last step that reads it. What runs
-again makes it anew: the first one dies with its last reader before that. A tensor that nobody reads is not
-made at all (what autograd would keep of a norm or a core that runs again). So no row says what recomputation,
-slices or a split backward keep. How large tensors are: ``plait.core.step.memory.sizes``, under their names.
+A tensor lives from the step of the op that writes it to the end of the last step that reads it. A
+recomputed op writes it anew: the first copy ends with its last reader before that. A tensor without
+readers is never allocated (for example what autograd would keep of a recomputed norm or core). So
+no row describes what recomputation, slices or a split backward keep. Sizes of tensors:
+``plait.core.step.memory.sizes``, under the same names.
 
-Names: h, the residual stream that comes in; n, it normalised; full, that over the whole sequence; z and o,
-after the first weight and before the second; saved and n_saved, what autograd keeps of cores and norms
-besides; y_partial and y, what the segment adds, before and after its collective; g, the gradient of the
-stream that leaves; g_y, of what is added, if dropout makes it another; g_full, that over the whole sequence;
-g_z, of z; g_n and g_shard, of n.
+Names: h, incoming residual stream; n, the normalised stream; full, n gathered over the whole
+sequence; z and o, after the first weight and before the second; saved and n_saved, what autograd
+keeps in addition for cores and norms; y_partial and y, the segment's contribution to the stream
+before and after its collective; g, gradient of the outgoing stream; g_y, gradient of the
+contribution, where dropout makes it differ from g; g_full, g_y (or g) gathered over the whole
+sequence; g_z, gradient of z; g_n and g_shard, gradient of n.
 
-Names of shared attention: going and come, source and result of an exchange of heads; q, queries; block0, keys
-and values, block1 those from the rank before; sums and found, attention and log-sum-exp over the blocks so
-far; given, kernel and leaf, what one kernel gives and keeps, and what it was given; sum1, the gradient of a
-block on its way; g_own, of the own block.
+Names of context-parallel attention: going and come, send and receive buffers of an exchange of
+heads; q, queries; block0, keys and values of this rank; block1 ..., those received from the
+previous rank of the ring; sums and found, attention output and log-sum-exp over the blocks so far;
+given, kernel and leaf, one kernel's output, what it saves for the backward, and its input; sum1
+..., gradient of a block in transit; g_own, gradient of the own block.
 """
 
 from __future__ import annotations
@@ -22,41 +26,51 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal, NamedTuple
 
-from plait.core.step.ops import Branch, Kind, branches_of, steps_of
+from plait.core.step.ops import Kind, Path, paths_of, steps_of
 
-Word = Literal[
+Flag = Literal[
     "normed", "joins", "looked_up", "embeds", "dropped", "ends", "leaves", "apart", "scattered", "again", "within",
     "rejoins", "anew", "twice",
     "alone", "shared", "exchanged", "ring", "of_second", "of_first", "first", "last", "middle", "later",
     "next_to_last",
 ]  # fmt: skip
-"""Of a segment: normed, it begins with a norm; joins, the segment before adds to its stream; looked_up, that
-is an embedding; embeds, it is one itself; dropped, the model has dropout; leaves, its stream goes to another
-stage; ends, its stream or the gradient that it gives crosses stages; apart, the other end of a skip
-connection is on another stage; scattered, reductions leave a shard of the sequence; again, shared attention
-runs again; twice, its second weight does; rejoins, its stream is added up again, since the segment before
-has run so; anew, that of the segment before will be; within, norms stand within attention's core.
+"""Condition flags of rows.
 
-Of a branch: alone or shared, with other ranks; exchanged, by heads; ring, by blocks. Of a part: of_first,
-of_second, the weight whose gradient it is; first, last; middle, neither; later, the third or a later one;
-next_to_last."""
+For a segment: normed, it begins with a norm; joins, the previous segment's output is added to its
+stream; looked_up, the previous segment is an embedding; embeds, the segment is the embedding;
+dropped, the model has dropout; leaves, its stream goes to another stage; ends, its stream or its
+input gradient crosses stages; apart, the other end of a skip connection is on another stage;
+scattered, reductions leave a shard of the sequence; again, context-parallel attention is
+recomputed; twice, so is its second weight; rejoins, its stream is added up again, since the
+previous segment was recomputed; anew, the previous segment's stream will be added up again; within,
+norms stand inside the attention core.
+
+For a path: alone or shared, without or with context parallelism; exchanged, heads are exchanged
+(Ulysses); ring, keys and values circulate. For a part: of_first or of_second, the weight whose
+gradient it computes; first, last; middle, neither first nor last; later, the third or a later part;
+next_to_last.
+"""
 
 
 class TensorStep(NamedTuple):
-    """What a step of ops of these kinds makes and reads; the rows of an op follow each other.
+    """The tensors that one step of ops of these kinds writes and reads; the rows of an op run in
+    order.
 
-    branch: as of ``OpStep``; ``both``: attention's and the MLP's, one after the other. makes, reads: names.
-    drops: names that are read no more, whoever has read them. work: name of the bytes beside what is there
-    while the step runs, results included. when: words that hold, or do not (``-word``). sent: it begins the
-    op's collective. projects: it is a weight's, which selective recomputation does not run again.
+    branch: as in ``OpStep``; ``both``: attention's and the MLP's, one after the other. makes,
+    reads: tensor names. drops: names freed here, whoever has read them. work: name of the peak
+    temporary bytes while the step runs, results included, on top of what is alive. when: flags that
+    must hold, or must not (``-flag``). sent: True if the row belongs to the start of the op's
+    collective. projects: True for a weight's product, which selective recomputation does not
+    repeat.
 
-    ``name=size`` is a tensor whose size has another name. ``<name`` is of the segment before, ``down.name``
-    of the down of an up's level. ``name!`` crosses stages: it stays until the phase ends. Of ``a|b`` the
-    first is read that the segment has. ``{part}``, ``{before}`` and ``{next}`` are numbers of parts;
-    ``{near}`` and ``{end}`` are the last two of a ring.
+    ``name=size`` is a tensor whose size has another name. ``<name`` belongs to the previous
+    segment, ``down.name`` to the down of an up's level. ``name!`` crosses stages: it stays until
+    the phase ends. ``a|b`` reads the first of the two that the segment has. ``{part}``,
+    ``{before}`` and ``{next}`` are part numbers; ``{near}`` and ``{end}`` are the last two of a
+    ring.
     """
 
-    branch: Branch | Literal["both"]
+    branch: Path | Literal["both"]
     kinds: tuple[Kind, ...]
     makes: str = ""
     reads: str = ""
@@ -67,13 +81,13 @@ class TensorStep(NamedTuple):
     projects: bool = False
 
 
-N, M, F, R, Y, L = Kind.NORM, Kind.NORM_AGAIN, Kind.FIRST, Kind.SECOND, Kind.SECOND_AGAIN, Kind.LOSS
-D, C, W, J = Kind.SECOND_GRAD, Kind.FIRST_GRAD, Kind.WEIGHT_GRAD, Kind.NORM_GRAD
-T, K, X, S = Kind.ROTATE, Kind.CORE, Kind.CORE_AGAIN, Kind.ROTATE_AGAIN
-G, H, E, Z = Kind.CORE_GRAD, Kind.ROTATE_GRAD, Kind.HEADS_GRAD, Kind.PROJECTED_GRAD
+N, M, F, R, Y, L = Kind.NORM, Kind.NORM_RECOMPUTE, Kind.COLUMN_FORWARD, Kind.ROW_FORWARD, Kind.ROW_RECOMPUTE, Kind.LOSS
+D, C, W, J = Kind.ROW_DGRAD, Kind.COLUMN_DGRAD, Kind.WGRAD, Kind.NORM_BACKWARD
+T, K, X, S = Kind.RING_SEND, Kind.ATTENTION_CORE, Kind.CORE_RECOMPUTE, Kind.RING_SEND_BACKWARD
+G, H, E, Z = Kind.CORE_BACKWARD, Kind.RING_SEND_GRAD, Kind.HEADS_EXCHANGE_GRAD, Kind.COLUMN_OUTPUT_GRAD
 
 TENSORS: tuple[TensorStep, ...] = (
-    # What comes in.
+    # Input of the segment.
     TensorStep("", (N,), work="joining", when="joins -looked_up"),
     TensorStep("", (N,), work="placing", when="joins looked_up"),
     TensorStep("", (N,), makes="h=came", reads="<y <y_partial", when="-leaves"),
@@ -88,7 +102,7 @@ TENSORS: tuple[TensorStep, ...] = (
     TensorStep("down", (N,), makes="skip!=stream", when="apart"),
     TensorStep("up", (N,), makes="skip=stream", when="apart"),
     TensorStep("up", (N,), work="doubling"),
-    # First weights, then cores. Attention that is shared begins here and ends before the second weight.
+    # First weights, then cores. Context-parallel attention begins here and ends before the second weight.
     TensorStep("both", (F,), makes="z", projects=True),
     TensorStep("attn", (F,), makes="going=there", reads="z", work="leaving", when="exchanged"),
     TensorStep("attn", (F,), makes="q=query block0=block", reads="z", work="leaving", when="shared -exchanged"),
@@ -149,7 +163,7 @@ TENSORS: tuple[TensorStep, ...] = (
     TensorStep("attn", (Z,), reads="g_own g_q", work="turning_back", when="-exchanged"),
     TensorStep("attn", (Z,), makes="g_z=z"),
     TensorStep("attn", (Z,), reads="z", when="within"),
-    # Through first weights and norms; gradients of weights.
+    # Backward through first weights and norms; gradients of weights.
     TensorStep("", (C,), makes="g_n=full", when="first"),
     TensorStep("", (C,), makes="g_shard=stream", when="scattered", sent=True),
     TensorStep("both", (C,), reads="g_z", when="last"),
@@ -170,14 +184,14 @@ TENSORS: tuple[TensorStep, ...] = (
     TensorStep("", (J,), makes="<g_full=full", sent=True),
 )
 BRANCH_OWN = frozenset(("z", "o", "saved", "g_z"))
-"""Names of which each of two branches has one of its own."""
+"""Tensor names of which each of two parallel paths has its own."""
 
 
 class BranchStep(NamedTuple):
-    """A row for one branch, whose number is 1 for the MLP of a parallel block. when: words, and whether they
-    hold."""
+    """A row for one path. number: 1 for the MLP of a parallel block, else 0. when: flags, each with
+    the value it must have."""
 
-    branch: Branch
+    branch: Path
     number: int
     row: TensorStep
     when: tuple[tuple[str, bool], ...]
@@ -185,15 +199,15 @@ class BranchStep(NamedTuple):
 
 @cache
 def tensor_steps(site: str, kind: Kind, *, sent: bool = False, selective: bool = False) -> tuple[BranchStep, ...]:
-    """Rows of a segment's ops of a kind, or of the beginning of their collective, in order. selective: so is
-    recomputation, which runs only cheap cores again."""
-    own, runs = branches_of(site), F if kind == Kind.FIRST_AGAIN else kind
-    only = selective and kind == Kind.FIRST_AGAIN
+    """Return the rows of a segment's ops of a kind, or of the start of their collective, in order.
+    selective: True under selective recomputation, which repeats only cheap cores."""
+    own, runs = paths_of(site), F if kind == Kind.COLUMN_RECOMPUTE else kind
+    only = selective and kind == Kind.COLUMN_RECOMPUTE
     runs_again = [branch for branch in own if not only or steps_of(branch, kind, selective=True)]
     found = list[BranchStep]()
     for row in TENSORS:
         if runs in row.kinds and row.sent == sent and not (only and row.projects):
-            of: tuple[Branch, ...] = ("attn", "mlp") if row.branch == "both" else (row.branch,)
+            of: tuple[Path, ...] = ("attn", "mlp") if row.branch == "both" else (row.branch,)
             when = tuple((word.removeprefix("-"), word[0] != "-") for word in row.when.split())
             found += [
                 BranchStep(branch, own.index(branch) if branch else 0, row, when)

@@ -1,5 +1,5 @@
-"""A cluster's switches and hosts, lists of hosts, and which host has which rank."""
+"""Switches and hosts of a cluster, lists of hosts, and the hosts of ranks."""
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["form", "hostlist", "placement", "rank_table", "slurm_lines", "switches", "wiring"]
+__all__ = ["form", "hostlist", "placement", "rank_table", "switches", "wiring"]

@@ -1,4 +1,5 @@
-"""Topologies as plain values: Plait's own form, the same in TOML and in JSON, short by host lists.
+"""Topologies as plain values: Plait's own format, the same in TOML and JSON, and short because of
+host lists.
 
 version = 1
 levels = ["core", "minipod", "leaf"]
@@ -14,23 +15,23 @@ leaf1 = {nodes = "n[001-008]", uplinks = 8}
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, TypeVar, cast, get_args
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from plait.core.base.errors import JobError, nearest
-from plait.core.base.numbers import check_number
+from plait.core.base.codec.data import Count, Natural, Texts, decode
+from plait.core.base.errors import JobError
 from plait.core.topology.hostlist import fold
 from plait.core.topology.switches import FREE, UNKNOWN, Hardware, NodeState, Status, Topology
-from plait.core.topology.wiring import HostLists, Wiring, build
+from plait.core.topology.wiring import HostLists, SwitchEntry, build
 
 VERSION = 1
-_KEYS = ("version", "name", "levels", "hardware", "states", "switches")
 _COUNTS = ("gpus", "nics", "rails")
 _Value = TypeVar("_Value", bound=Hashable)
 
 
 def to_dict(topology: Topology) -> dict[str, Any]:
-    """Plain values that ``from_dict`` makes the same topology of."""
+    """Return plain values from which ``from_dict`` makes the same topology."""
     children: list[list[str]] = [[] for _ in topology.switches]
     nodes: list[list[str]] = [[] for _ in topology.switches]
     for switch in topology.switches[1:]:
@@ -56,63 +57,86 @@ def to_dict(topology: Topology) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Switch:
+    """A table of ``switches``."""
+
+    switches: Texts = ()
+    nodes: Texts = ()
+    uplinks: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HardwareOf:
+    """A row of ``hardware``."""
+
+    nodes: Texts
+    gpus: Natural | None = None
+    nics: Natural | None = None
+    rails: Natural | None = None
+    device: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StateOf:
+    """A row of ``states``."""
+
+    nodes: Texts
+    status: Status
+    until: float | None = None
+    holder: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Form:
+    """The whole file."""
+
+    version: int
+    name: str = ""
+    levels: tuple[str, ...] = ()
+    hardware: tuple[_HardwareOf, ...] = ()
+    states: tuple[_StateOf, ...] = ()
+    switches: dict[str, _Switch]
+
+
 def from_dict(values: Mapping[str, Any]) -> Topology:
-    """Raises JobError naming the key and what is wrong with it."""
+    """Return the topology in plain values. Raises JobError naming the key and the problem."""
     version: object = values.get("version")
     if version != VERSION or isinstance(version, bool):
         raise JobError("this Plait reads version 1 of topologies", key="version", fix=f"Write version = {VERSION}")
-    _known(values, _KEYS, "")
-    lists = HostLists()
-    tables = values.get("switches")
-    if not isinstance(tables, dict):
-        raise JobError("no table of switches", key="switches", fix='Write [switches] and leaf1 = {nodes = "n[1-8]"}')
-    wirings: list[Wiring] = []
-    for name, told in cast("dict[str, Any]", tables).items():
+    form, lists = decode(_Form, values), HostLists()
+    wirings = list[SwitchEntry]()
+    for name, one in form.switches.items():
         where = f"switches.{name[:60]}"
-        table = _table(told, ("switches", "nodes", "uplinks"), where)
-        below, plugged = (lists(table[key], f"{where}.{key}") if key in table else [] for key in ("switches", "nodes"))
-        wirings.append(Wiring(name, below, plugged, where, _count(table, "uplinks", where, least=1)))
+        below, plugged = (lists(getattr(one, key), f"{where}.{key}") for key in ("switches", "nodes"))
+        wirings.append(SwitchEntry(name, below, plugged, where, one.uplinks))
+    for key, text in (("name", form.name), *(("levels", level) for level in form.levels)):
+        _check_text(text, key)
     return build(
-        wirings,
-        hardware=_of_nodes(values, "hardware", lists, (*_COUNTS, "device"), _hardware),
-        states=_of_nodes(values, "states", lists, ("status", "until", "holder"), _state),
-        levels=[_text(level, "levels") for level in _list(values.get("levels", []), "levels")],
-        name=_text(values.get("name", ""), "name"),
-    )
+        wirings, hardware=_of_nodes(form.hardware, "hardware", lists, Hardware),
+        states=_of_nodes(form.states, "states", lists, NodeState), levels=form.levels, name=form.name,
+    )  # fmt: skip
 
 
 def _of_nodes(
-    values: Mapping[str, Any], key: str, lists: HostLists, known: tuple[str, ...], make: Any
-) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for number, told in enumerate(_list(values.get(key, []), key)):
-        where = f"{key}[{number}]"
-        table = _table(told, ("nodes", *known), where)
-        value = make(table, where)
-        for name in lists(table.get("nodes"), f"{where}.nodes"):
-            if name in found:
-                raise JobError(f"'{name}' is told of before", key=f"{where}.nodes")
-            found[name] = value
+    rows: Sequence[_HardwareOf | _StateOf], key: str, lists: HostLists, make: Callable[..., _Value]
+) -> dict[str, _Value]:
+    found = dict[str, _Value]()
+    for number, row in enumerate(rows):
+        where, values = f"{key}[{number}]", {**vars(row)}
+        for name, value in values.items():
+            if isinstance(value, str):
+                _check_text(value, f"{where}.{name}")
+        names, one = lists(values.pop("nodes"), f"{where}.nodes"), make(**values)
+        if twice := next((name for name in names if name in found), None):
+            raise JobError(f"'{twice}' is already listed", key=f"{where}.nodes")
+        found |= dict.fromkeys(names, one)
     return found
 
 
-def _hardware(table: Mapping[str, Any], where: str) -> Hardware:
-    counts = {key: _count(table, key, where) for key in _COUNTS}
-    return Hardware(**counts, device=_text(table.get("device", ""), f"{where}.device"))
-
-
-def _state(table: Mapping[str, Any], where: str) -> NodeState:
-    status, until = table.get("status"), table.get("until")
-    if status not in get_args(Status):
-        known = ", ".join(get_args(Status))
-        raise JobError("no status" if status is None else "no such status", key=f"{where}.status", fix=f"Use {known}")
-    if until is not None:
-        check_number(until, f"{where}.until", whole=False)
-    return NodeState(
-        status=cast("Status", status),
-        until=None if until is None else float(until),
-        holder=_text(table.get("holder", ""), f"{where}.holder"),
-    )
+def _check_text(value: str, where: str) -> None:
+    if not value.isprintable():
+        raise JobError("not a printable text", key=where)
 
 
 def _hardware_values(hardware: Hardware) -> dict[str, Any]:
@@ -126,48 +150,8 @@ def _state_values(state: NodeState) -> dict[str, Any]:
 
 
 def _grouped(pairs: Iterable[tuple[str, _Value]]) -> dict[_Value, str]:
-    """Values in order of first use, each with the names that have it."""
+    """Return values in order of first use, each with the host list of the names that have it."""
     names: dict[_Value, list[str]] = {}
     for name, value in pairs:
         names.setdefault(value, []).append(name)
     return {value: fold(who) for value, who in names.items()}
-
-
-def _table(value: Any, known: tuple[str, ...], where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise JobError("not a table", key=where, fix=f"Write {{{known[0]} = ...}}")
-    table = cast("dict[str, Any]", value)
-    _known(table, known, f"{where}.")
-    return table
-
-
-def _known(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key in values:
-        if key not in known:
-            raise JobError(
-                f"unknown key{nearest(key, known)}", key=f"{where}{key[:60]}", fix=f"Known here: {', '.join(known)}"
-            )
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise JobError("not a list", key=where)
-    return cast("list[Any]", value)
-
-
-def _count(table: Mapping[str, Any], key: str, where: str, least: int = 0) -> int | None:
-    """None where the table does not say."""
-    if key not in table:
-        return None
-    value = table[key]
-    check_number(value, f"{where}.{key}", whole=True)
-    if value < least:
-        fix = "Leave it out where nobody knows"
-        raise JobError(f"{value} is below {least}", key=f"{where}.{key}", fix=fix)
-    return value
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value.isprintable():
-        raise JobError("not a printable text", key=where)
-    return value

@@ -1,13 +1,14 @@
-"""Host lists as Slurm writes them: ``n[001-016,020],m[1-2]x[0-3]`` written out, and names folded back.
+"""Host lists as Slurm writes them: ``n[001-016,020],m[1-2]x[0-3]`` expanded, and names folded back.
 
-Numbers keep the zeros before them: ``n[08-11]`` is n08, n09, n10, n11. Of several brackets the last one runs
-fastest. Nothing is written out before it is counted, so that a short text cannot become a million names.
+Numbers keep leading zeros: ``n[08-11]`` is n08, n09, n10, n11. If there are several brackets, the
+last one varies fastest. Names are counted before they are expanded: a short text cannot become a
+million names.
 
 ===========  ====================================================================================
 known        names, ``[first-last,number]``, several of each in a name, commas between names
-passed over  nothing
+ignored      nothing
 refused      brackets without a partner, ranges that run downwards or in unequal digits, a name
-             missing between commas, blanks in a name, more names than asked for
+             missing between commas, blanks in a name, more names than allowed
 ===========  ====================================================================================
 """
 
@@ -19,20 +20,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 MOST_HOSTS = 200_000
-"""Names that one expression may stand for."""
+"""Most names that one expression may stand for."""
 MOST_DIGITS = 18
 _NUMBER = re.compile(rf"([0-9]{{1,{MOST_DIGITS}}})")
 _RANGE = re.compile(rf"([0-9]{{1,{MOST_DIGITS}}})(?:-([0-9]{{1,{MOST_DIGITS}}}))?")
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 _PLAIN = re.compile(r"[^\s,\[\]]+")
 _Item: TypeAlias = tuple[tuple[str, ...], ...]
-"""A name, or several: texts and numbers by turns, each as the tuple of what stands at its place."""
+"""A name, or several names: texts and numbers alternate, each as the tuple of its values in all
+these names."""
 
 
 def expand(text: str, most: int = MOST_HOSTS) -> list[str]:
-    """The names that an expression stands for, in its order; repeated names stay.
+    """Return the names that an expression stands for, in its order; repeated names stay.
 
-    Raises ValueError saying what is wrong and where; ``most``: names it may stand for.
+    Raises ValueError with the problem and its position. most: number of names that the expression
+    may stand for.
 
     >>> expand("n[08-10],m[1-2]x[0-1]")
     ['n08', 'n09', 'n10', 'm1x0', 'm1x1', 'm2x0', 'm2x1']
@@ -56,7 +59,7 @@ def expand(text: str, most: int = MOST_HOSTS) -> list[str]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """A short expression that ``expand`` writes out as exactly these names, in this order.
+    """Return a short expression that ``expand`` turns into exactly these names, in this order.
 
     Raises ValueError for a name that holds a bracket, a comma or white space.
 
@@ -67,7 +70,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _items(text: str) -> Iterator[str]:
-    """Between commas that stand in no bracket."""
+    """Yield the texts between commas that are outside of brackets."""
     start, inside = 0, False
     for match in re.finditer(r"[\[\],]", text):
         sign = match[0]
@@ -84,7 +87,7 @@ def _items(text: str) -> Iterator[str]:
 
 
 def _parts(item: str) -> list[str | list[tuple[int, int, int]]]:
-    """Fixed texts, and ranges as (low, high, digits)."""
+    """Return fixed texts, and ranges as (low, high, digits)."""
     parts: list[str | list[tuple[int, int, int]]] = []
     end = 0
     for match in _PIECE.finditer(item):
@@ -113,14 +116,15 @@ def _written(ranges: Sequence[tuple[int, int, int]]) -> Iterator[str]:
 
 
 def _split(name: str) -> _Item:
-    """One name; numbers stand at odd places."""
+    """Return the parts of one name, with numbers at odd indices."""
     if not _PLAIN.fullmatch(name):
         raise ValueError(f"'{_short(name)}' cannot stand in a host list")
     return tuple((part,) for part in _NUMBER.split(name))
 
 
 def _merged(items: list[_Item]) -> list[_Item]:
-    """Neighbours that differ in one number become one; the last number first, since it runs fastest."""
+    """Merge neighbours that differ in one number; the last number first, since it varies
+    fastest."""
     longest = max((len(item) for item in items), default=0)
     for back in range(2, longest + 1, 2):  # numbers are the second, fourth, ... from the end
         merged: list[_Item] = []
@@ -136,7 +140,8 @@ def _merged(items: list[_Item]) -> list[_Item]:
 
 
 def _rest(item: _Item, back: int) -> tuple[_Item, _Item] | None:
-    """All but the number at ``back``; None for a name that has none there."""
+    """Return the parts before and after the number at ``back`` from the end; None for a name
+    without such a number."""
     return (item[:-back], item[len(item) - back + 1 :]) if len(item) > back else None
 
 

@@ -1,8 +1,8 @@
-"""Placement: which host is which node of a job, how far that spreads its groups, and how much better any
-other could be.
+"""Placement: the host of each node rank of a job, the spread of the job's groups, and how much
+better any other placement could be.
 
-``rank_table`` is what launchers read. The file keeps what a table does not need and repairs do: spares, the
-matrix, the topology that was looked at.
+``rank_table`` is for launchers. The file also keeps what repairs need: spares, the matrix, and the
+topology's hash.
 """
 
 from __future__ import annotations
@@ -23,16 +23,21 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """hosts: by node rank. minipods: of each of them. heights: cells of every column of the communication
-    matrix. spares: hosts that are kept for repairs. preempted: hosts that other jobs have to give up.
+    """Hosts of a job in order of node rank, with the placement's score.
 
-    row_spread, column_spread: over how many minipods the most spread PP group and DP group lie. used:
-    minipods. row_leaves, column_leaves: the same over leaf switches (0: not counted). crossings: pairs of
-    neighbours in a group that lie in different ones. score: eq. 2 with alpha, or predicted seconds where
-    ``by`` says so, plus what preempting costs. bound: what no placement on these nodes can beat.
-    dp_seconds, pp_seconds, ep_seconds: predicted for the groups that take longest (the last of experts),
-    if nothing hides them; None without volumes. plan, topology: hashes of what it was made for.
-    solved_in: seconds."""
+    hosts: by node rank. minipods: of each host. heights: cells of every column of the communication
+    matrix. spares: hosts that are kept for repairs. preempted: hosts that other jobs have to give
+    up.
+
+    row_spread, column_spread: number of minipods of the most spread PP group and DP group. used:
+    number of minipods. row_leaves, column_leaves: the two spreads over leaf switches (0: not
+    counted). crossings: pairs of neighbours in a group that lie in different minipods. score: eq. 2
+    with alpha, or predicted seconds, as ``by`` says, plus the price of preempting. bound: no
+    placement on these nodes has a lower score. dp_seconds, pp_seconds, ep_seconds: predicted for
+    the slowest groups (ep_seconds: of experts), if no communication is hidden; None without
+    volumes. plan, topology: hashes of what the placement was made for. solved_in: seconds of the
+    search.
+    """
 
     hosts: tuple[str, ...]
     minipods: tuple[str, ...]
@@ -62,42 +67,43 @@ class Placement:
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The pipeline stage of every node rank."""
+        """Pipeline stage of every node rank."""
         cells = (at for at, height in enumerate(self.heights) for _ in range(height))
         return tuple(at for at in cells for _ in range(self.nodes_per_cell))
 
     @property
     def gap(self) -> float:
-        """By how much the score may exceed the best there is, as a share of it."""
+        """Most that the score can exceed the best possible score, as a share of the latter."""
         return self.score / self.bound - 1 if self.bound > 0 else float(self.score > 0)
 
     @property
     def seconds(self) -> float | None:
-        """Predicted for communication along both axes and among experts."""
+        """Predicted seconds of communication along both axes and among experts; None without
+        volumes."""
         if self.dp_seconds is None or self.pp_seconds is None:
             return None
         return self.dp_seconds + self.pp_seconds + (self.ep_seconds or 0.0)
 
     @property
     def rank_table(self) -> RankTable:
-        """Raises PlacementError for a host that would be two nodes."""
+        """Rank table of the placement. Raises PlacementError for a host that would be two nodes."""
         return RankTable(self.hosts, self.ranks_per_node, self.plan)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON."""
         return {"version": VERSION, **asdict(self), "gap": self.gap}
 
     def write(self, path: Path) -> None:
-        """As JSON, whole or not at all."""
+        """Write the placement as JSON, atomically."""
         with replacing(path) as file:
             file.write_text(json.dumps(self.to_dict()) + "\n")
 
     @staticmethod
     def read(path: Path) -> Placement:
-        """The placement in a file.
+        """Return the placement in a file.
 
-        Known: the keys that ``write`` writes. Refused, as PlacementError that names the file: any other key,
-        one that is missing but has no default, a value of another type, another version.
+        Known: keys that ``write`` writes. Refused, with PlacementError that names the file: any
+        other key, a missing key without a default, a value of another type, another version.
         """
         try:
             values = read_table(path)

@@ -1,8 +1,8 @@
-"""RankTable: which host is which node of a job, and hence which ranks it runs.
+"""RankTable: the node rank of each host of a job, and hence the ranks that the host runs.
 
-A cluster manager numbers hosts as it likes, most by name. A job's groups are made of neighbouring ranks, so
-the numbering is the placement: it is written down once, every launcher obeys it, and every rank compares it
-with the host it finds itself on.
+A cluster manager numbers hosts as it likes, most by name. A job's groups are made of neighbouring
+ranks, so the numbering is the placement: it is written down once, every launcher obeys it, and
+every rank compares it with the host on which it runs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from plait.core.topology.hostlist import fold
 
 VERSION = 1
 NAME = "rank_table.json"
-"""The file in a run's folder that its ranks compare with where they are."""
+"""File in a run's folder with which ranks compare the host on which they run."""
 
 
 @dataclass(frozen=True)
 class RankTable:
-    """hosts: names, by node rank. ranks_per_node: of every host. plan: hash of the plan it was made for.
+    """Hosts of a job and their ranks. hosts: names, by node rank. ranks_per_node: of every host.
+    plan: hash of the plan that the table was made for.
 
     >>> table = RankTable(("n7", "n3"), ranks_per_node=2)
     >>> table.host_of(3), list(table.ranks_of("n7")), table.node_rank("n3")
@@ -52,27 +53,39 @@ class RankTable:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks of the job."""
         return len(self.hosts) * self.ranks_per_node
 
+    def check_job(self, world_size: int, nodes: int, section: str) -> None:
+        """Raise JobError unless the table has the ranks of a job, and as many hosts as ``nodes`` of
+        the job's ``section`` (0: any number)."""
+        if self.world_size != world_size:
+            problem = f"the rank table has {self.world_size} ranks, and the job needs {world_size}"
+            raise JobError(problem, key="--rank-table", fix="Make it for this plan")
+        if nodes not in (0, len(self.hosts)):
+            problem = f"is {nodes}, and the rank table has {len(self.hosts)} hosts"
+            raise JobError(problem, key=f"{section}.nodes", fix="Leave it out")
+
     def host_of(self, rank: int) -> str:
-        """The host that runs a rank."""
+        """Return the host that runs a rank."""
         return self.hosts[rank // self.ranks_per_node]
 
     def node_rank(self, host: str) -> int:
-        """Which node a host is. Raises PlacementError for a host that is not in the table."""
+        """Return the node rank of a host. Raises PlacementError for a host that is not in the
+        table."""
         try:
             return self._node_ranks[host]
         except KeyError:
             raise PlacementError(f"The host {host} is not in the rank table of {len(self.hosts)} hosts.") from None
 
     def ranks_of(self, host: str) -> range:
-        """The ranks of a host."""
+        """Return the ranks of a host. Raises PlacementError for a host that is not in the table."""
         first = self.node_rank(host) * self.ranks_per_node
         return range(first, first + self.ranks_per_node)
 
     def check(self, rank: int, world_size: int, host: str) -> None:
-        """Raise PlacementError if a rank is not where the table has it, or the world has another size."""
+        """Raise PlacementError if a rank runs on another host than in the table, or the number of
+        ranks differs."""
         if world_size != self.world_size:
             raise PlacementError(
                 f"{world_size} ranks were started, and the rank table has {self.world_size} ({len(self.hosts)} hosts "
@@ -85,13 +98,14 @@ class RankTable:
             )
 
     def with_host(self, node_rank: int, host: str) -> RankTable:
-        """The same table with another host as one node."""
+        """Return the table with ``host`` at ``node_rank``."""
         hosts = list(self.hosts)
         hosts[node_rank] = host
         return RankTable(tuple(hosts), self.ranks_per_node, self.plan)
 
     def write(self, path: Path) -> None:
-        """As JSON: each host with its node rank and ranks, for people and for other programs."""
+        """Write the table as JSON, for people and for other programs: each host with its node rank
+        and ranks."""
         nodes = [
             {"host": host, "node_rank": node, "ranks": list(self.ranks_of(host))}
             for node, host in enumerate(self.hosts)
@@ -102,12 +116,12 @@ class RankTable:
 
     @staticmethod
     def read(path: Path) -> RankTable:
-        """The table in a file.
+        """Return the table in a file.
 
-        Known: ``version``, ``plan``, ``ranks_per_node`` and of each of ``nodes`` its ``host``, ``node_rank``
-        and ``ranks``. Passed over: other keys, which other tools may have added. Refused, as PlacementError
-        that names the file: what is missing or of another type, a host that no host list can hold, ranks that
-        do not follow from a node's place.
+        Known: ``version``, ``plan``, ``ranks_per_node`` and in each of ``nodes`` its ``host``,
+        ``node_rank`` and ``ranks``. Ignored: other keys, which other tools may have added. Refused,
+        with PlacementError that names the file: missing keys, values of another type, a host that
+        no host list can hold, ranks that do not follow from a node's position.
         """
         try:
             return _checked(read_table(path))
@@ -120,13 +134,13 @@ class RankTable:
 
 
 def _same_host(one: str, other: str) -> bool:
-    """Whether two names may be the same machine's: one may lack the domain."""
+    """Return True if two names may mean the same machine: one of them may lack the domain."""
     return one == other or (("." in one) != ("." in other) and one.split(".")[0] == other.split(".")[0])
 
 
 @dataclass(frozen=True)
 class _Node:
-    """A node as the file has it."""
+    """A node in the file."""
 
     host: str
     node_rank: int
@@ -135,7 +149,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Table:
-    """The rest of the file."""
+    """Content of the file."""
 
     version: int
     plan: str
@@ -144,7 +158,7 @@ class _Table:
 
 
 def _checked(value: Mapping[str, Any]) -> RankTable:
-    whole = decode(_Table, value, others=True)
+    whole = decode(_Table, value, ignore_unknown=True)
     if whole.version != VERSION:
         raise ValueError(f"version {whole.version}, and this Plait reads {VERSION}")
     for node in whole.nodes:

@@ -1,11 +1,13 @@
-"""Topology: the switches of a cluster's network as a tree, and the nodes below them with what they are doing.
+"""Topology: the switches of a cluster's network as a tree, and the nodes below them with their
+states.
 
-A *leaf* is the switch that a node is plugged into (where nodes have several rails: the set of rail switches
-that the same nodes share). A *minipod* is a switch one level below the top, with everything under it; another
-level may be asked for by its name or its depth, the top being 0. Trees may be of any depth, and uneven: the
-switch of a node that is plugged in above the level asked for counts as a minipod of its own.
+A *leaf* is the switch to which a node is connected (if nodes have several rails: the set of rail
+switches that the same nodes share). A *minipod* is a switch one level below the root, with
+everything under it. Another level may be selected by its name or its depth; the root has depth 0.
+Trees may be of any depth, and uneven: a node's switch above the selected level counts as a minipod
+of its own.
 
-``core.topology.wiring`` makes topologies of what files say, and checks that they are trees.
+``core.topology.wiring`` makes topologies from the content of files, and checks that they are trees.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ from plait.core.base.errors import JobError, nearest
 Status: TypeAlias = Literal["free", "busy", "down"]
 Level: TypeAlias = str | int
 RESERVED_TAINT = "plait.dev/reserved"
-"""Key of the taint on Kubernetes nodes that Plait holds for a job; its value is the job's name."""
+"""Key of the taint on Kubernetes nodes that Plait reserves for a job; its value is the job's
+name."""
 MOST_LOOKED_THROUGH = 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """What a node is made of; None and "" where the source does not say, so that 0 GPUs are none. rails:
-    planes that its NICs are spread over, NIC i on rail i modulo rails. device: type of its GPUs."""
+    """Hardware of a node. None and "": the source does not give it, so that 0 GPUs means no GPU.
+    rails: planes over which its NICs are spread, NIC i on rail i modulo rails. device: type of its
+    GPUs."""
 
     gpus: int | None = None
     nics: int | None = None
@@ -40,8 +44,8 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeState:
-    """What a node is doing. until: seconds since 1970 at which its holder is expected to leave it, None if
-    nobody knows. holder: a job's name or number, or why it is down."""
+    """State of a node. until: seconds since 1970 at which its holder is expected to leave it, None
+    if unknown. holder: a job's name or number, or the reason why the node is down."""
 
     status: Status = "free"
     until: float | None = None
@@ -55,8 +59,9 @@ DOWN = NodeState(status="down")
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """parent: its place in ``Topology.switches``, -1 for the top. depth: links from the top down to it.
-    uplinks: links from it to its parent, None where the source does not say."""
+    """A switch of the tree. parent: index in ``Topology.switches``, -1 for the root. depth: links
+    from the root to the switch. uplinks: links from the switch to its parent, None if the source
+    does not give it."""
 
     name: str
     parent: int
@@ -66,7 +71,8 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """leaf: place in ``Topology.switches`` of the switch that it is plugged into."""
+    """A node of the tree. leaf: index in ``Topology.switches`` of the switch to which the node is
+    connected."""
 
     name: str
     leaf: int
@@ -76,11 +82,12 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """switches: every one after its parent, the top first. nodes: leaf by leaf, in the order of ``switches``.
-    levels: what switches of each depth are called.
+    """A tree of switches, with nodes. switches: each after its parent, the root first. nodes: leaf
+    by leaf, in the order of ``switches``. levels: names of the levels, by depth.
 
-    >>> from plait.core.topology.wiring import Wiring, build
-    >>> tree = build([Wiring("core", ["a", "b"]), Wiring("a", nodes=["n1", "n2"]), Wiring("b", nodes=["n3"])])
+    >>> from plait.core.topology.wiring import SwitchEntry, build
+    >>> tree = build([SwitchEntry("core", ["a", "b"]), SwitchEntry("a", nodes=["n1", "n2"]),
+    ...               SwitchEntry("b", nodes=["n3"])])
     >>> tree.free()
     {'a': {'a': ('n1', 'n2')}, 'b': {'b': ('n3',)}}
     >>> tree.distance("n1", "n2"), tree.distance("n1", "n3"), tree.path("n3")
@@ -94,24 +101,24 @@ class Topology:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """The place of every node in ``nodes``."""
+        """Index of every node in ``nodes``, by name."""
         return {node.name: place for place, node in enumerate(self.nodes)}
 
     @cached_property
-    def plugged(self) -> Counter[int]:
-        """How many nodes are plugged into each switch, by its place in ``switches``."""
+    def nodes_per_switch(self) -> Counter[int]:
+        """Number of nodes connected to each switch, by the switch's index in ``switches``."""
         return Counter(node.leaf for node in self.nodes)
 
     def node(self, name: str) -> Node:
-        """The node of a name. Raises JobError for one that is not there."""
+        """Return the node called ``name``. Raises JobError for an unknown name."""
         try:
             return self.nodes[self.places[name]]
         except KeyError:
-            raise JobError(f"the topology has no node '{name}'{close(name, self.places)}") from None
+            raise JobError(f"the topology has no node '{name}'{similar_name(name, self.places)}") from None
 
     def depth_of(self, level: Level | None = None) -> int:
-        """How deep switches of a level are: its name, its depth or, left out, one below the top. Raises
-        JobError for a level that is not there."""
+        """Return the depth of a level. level: name or depth; by default one below the root. Raises
+        JobError for an unknown level."""
         last = len(self.levels) - 1
         if level is None:
             return min(1, last)
@@ -124,9 +131,9 @@ class Topology:
         hint = nearest(level, self.levels) if isinstance(level, str) else ""
         raise JobError(f"no level '{level}' in the topology{hint}", key="level", fix=f"Levels are {known}")
 
-    def above(self, level: Level | None = None) -> tuple[int, ...]:
-        """For every switch the place of the one at a level that it is or lies under; where it lies higher, of
-        itself."""
+    def ancestors_at(self, level: Level | None = None) -> tuple[int, ...]:
+        """Return, for every switch, the index of the switch at ``level`` that it is or lies under;
+        a switch above that level has its own index."""
         depth = self.depth_of(level)
         found: list[int] = []
         for place, switch in enumerate(self.switches):  # parents come first
@@ -134,16 +141,17 @@ class Topology:
         return tuple(found)
 
     def minipods(self, level: Level | None = None) -> dict[str, tuple[Node, ...]]:
-        """The nodes of every minipod, in the order of the tree."""
-        above = self.above(level)
+        """Return the nodes of every minipod, in the order of the tree."""
+        above = self.ancestors_at(level)
         pods: dict[int, list[Node]] = {}
         for node in self.nodes:
             pods.setdefault(above[node.leaf], []).append(node)
         return {self.switches[pod].name: tuple(nodes) for pod, nodes in pods.items()}
 
     def free(self, level: Level | None = None) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Names of the free nodes of every leaf of every minipod. Minipods without any are kept, so that
-        their order is that of ``minipods``; leaves without any are left out."""
+        """Return the names of the free nodes of every leaf of every minipod. Minipods without free
+        nodes are kept, so that their order is that of ``minipods``; leaves without free nodes are
+        left out."""
         found: dict[str, dict[str, tuple[str, ...]]] = {}
         for pod, nodes in self.minipods(level).items():
             leaves: dict[int, list[str]] = {}
@@ -154,16 +162,17 @@ class Topology:
         return found
 
     def count(self, status: Status) -> int:
-        """Nodes that are free, busy or down."""
+        """Return the number of nodes that are free, busy or down."""
         return sum(node.state.status == status for node in self.nodes)
 
     def path(self, name: str) -> tuple[str, ...]:
-        """The switches above a node, from its leaf to the top."""
+        """Return the switches above a node, from its leaf to the root."""
         return tuple(self.switches[place].name for place in self._upwards(self.node(name).leaf))
 
     def distance(self, first: str, second: str) -> int:
-        """Levels that a packet between two nodes climbs: 0 to itself, 1 under the same leaf, one more for
-        every further level. Where leaves lie at different depths: of the longer way."""
+        """Return the levels that a packet between two nodes climbs: 0 from a node to itself, 1
+        under the same leaf, one more for every further level. If the leaves have different depths,
+        the longer way counts."""
         if first == second:
             self.node(first)
             return 0
@@ -179,11 +188,13 @@ class Topology:
         return found
 
     def with_states(self, states: Mapping[str, NodeState]) -> Topology:
-        """The same wires and nodes, some in another state. Raises JobError for a node that is not there."""
+        """Return the topology with new states of some nodes. Raises JobError for an unknown
+        node."""
         return self._with(states, {})
 
     def with_hardware(self, hardware: Mapping[str, Hardware]) -> Topology:
-        """The same wires and states, some nodes made of something else."""
+        """Return the topology with new hardware of some nodes. Raises JobError for an unknown
+        node."""
         return self._with({}, hardware)
 
     def _with(self, states: Mapping[str, NodeState], hardware: Mapping[str, Hardware]) -> Topology:
@@ -197,7 +208,7 @@ class Topology:
 
     @cached_property
     def key(self) -> str:
-        """A hash of wires, nodes and states, whatever order they were told in."""
+        """Hash of wires, nodes and states, independent of their order in the source."""
         nodes = [
             (n.name, self.switches[n.leaf].name, n.hardware.gpus, n.hardware.nics, n.hardware.rails, n.hardware.device,
              n.state.status, n.state.until, n.state.holder)
@@ -207,7 +218,7 @@ class Topology:
 
     @cached_property
     def fabric_key(self) -> str:
-        """A hash of wires and nodes alone: the same while jobs come and go."""
+        """Hash of wires and nodes alone: it stays the same while jobs come and go."""
         return _hash([self._wires(), sorted((node.name, self.switches[node.leaf].name) for node in self.nodes)])
 
     def _wires(self) -> list[tuple[str, str, int | None]]:
@@ -220,6 +231,6 @@ def _hash(value: object) -> str:
     return "sha256:" + hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def close(name: str, known: Collection[str]) -> str:
-    """A name that may have been meant, where there are few enough to look through."""
+def similar_name(name: str, known: Collection[str]) -> str:
+    """Return a hint at a similar known name; empty if there are too many names to compare."""
     return nearest(name, known) if len(known) <= MOST_LOOKED_THROUGH else ""

@@ -1,4 +1,5 @@
-"""From what a source says of switches and nodes to a Topology: whatever is no tree is one clear error."""
+"""Builder of a Topology from the switches and nodes of a source; anything that is not a tree raises
+one clear JobError."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ from typing import cast
 
 from plait.core.base.errors import JobError
 from plait.core.topology.hostlist import MOST_HOSTS, expand
-from plait.core.topology.switches import FREE, UNKNOWN, Hardware, Node, NodeState, Switch, Topology, close
+from plait.core.topology.switches import FREE, UNKNOWN, Hardware, Node, NodeState, Switch, Topology, similar_name
 
 MOST_LEVELS, MOST_SWITCHES = 64, 50_000
-"""Deeper or larger trees are mistakes."""
+"""Most levels and switches of a tree; larger trees are mistakes."""
 _NAME = re.compile(r"[^\s,\[\]]{1,253}")
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
-    """What a source says of one switch. where: key or line, for messages."""
+class SwitchEntry:
+    """A switch as a source describes it. where: key or line, for messages."""
 
     name: str
     switches: Sequence[str] = ()
@@ -28,15 +29,16 @@ class Wiring:
 
 
 class HostLists:
-    """Writes out the host lists of one source, which together may stand for ``most`` names: many short lines
-    cannot become a billion names either."""
+    """Expander of the host lists of one source, which together may stand for ``most`` names: many
+    short lines cannot become a billion names either."""
 
     def __init__(self, most: int = 5 * MOST_HOSTS) -> None:
         self._most = self._left = most
 
     def __call__(self, value: object, where: str) -> list[str]:
-        """The names of an expression, or of a list of them. Raises JobError naming ``where``."""
-        parts: Sequence[object] = cast("list[object]", value) if isinstance(value, list) else [value]
+        """Return the names in an expression, or in a list of them. Raises JobError naming
+        ``where``."""
+        parts: Sequence[object] = cast("list[object]", value) if isinstance(value, list | tuple) else [value]
         names: list[str] = []
         for part in parts:
             if not isinstance(part, str):
@@ -58,19 +60,21 @@ def _kind(value: object) -> str:
 
 
 def build(
-    wirings: Iterable[Wiring],
+    wirings: Iterable[SwitchEntry],
     *,
     hardware: Mapping[str, Hardware] | None = None,
     states: Mapping[str, NodeState] | None = None,
     levels: Sequence[str] = (),
     name: str = "",
 ) -> Topology:
-    """The tree of what a source says, in its order. hardware, states: of nodes, where known.
+    """Return the tree of a source's switches and nodes, in the source's order. hardware, states: of
+    nodes, if known.
 
-    Raises JobError, its key the ``where`` of a wiring, for what is no tree: no switch or several tops, a
-    switch or node under two switches or named twice, one that is empty or never told of, a circle.
+    Raises JobError, with a wiring's ``where`` as its key, for anything that is not a tree: no
+    switch or several roots, a switch or node under two switches or named twice, a switch that is
+    empty or not described, a cycle.
     """
-    switches = _wired(within(list(wirings)))
+    switches = _wired(check_switch_count(list(wirings)))
     nodes = _plugged(switches, hardware or {}, states or {})
     depth = max(switch.depth for switch, _ in switches) + 1
     if levels and len(levels) != depth:
@@ -85,15 +89,15 @@ def build(
     )
 
 
-def within(wirings: list[Wiring]) -> list[Wiring]:
-    """Themselves. Raises JobError for more switches than any network has."""
+def check_switch_count(wirings: list[SwitchEntry]) -> list[SwitchEntry]:
+    """Return ``wirings``. Raises JobError for more switches than any network has."""
     if len(wirings) > MOST_SWITCHES:
         raise JobError(f"more than {MOST_SWITCHES} switches", key=wirings[-1].where)
     return wirings
 
 
 def usual_levels(depth: int) -> tuple[str, ...]:
-    """What levels are called where nobody says.
+    """Return the default names of levels.
 
     >>> usual_levels(2), usual_levels(3), usual_levels(4)
     (('core', 'leaf'), ('core', 'minipod', 'leaf'), ('core', 'minipod', 'level-2', 'leaf'))
@@ -102,14 +106,14 @@ def usual_levels(depth: int) -> tuple[str, ...]:
     return ("core", *between, "leaf") if depth > 1 else ("leaf",)
 
 
-def _wired(wirings: list[Wiring]) -> list[tuple[Switch, Wiring]]:
-    """Switches from the top, depth first."""
-    known: dict[str, Wiring] = {}
+def _wired(wirings: list[SwitchEntry]) -> list[tuple[Switch, SwitchEntry]]:
+    """Return the switches from the root, depth first, each with its wiring."""
+    known: dict[str, SwitchEntry] = {}
     for wiring in wirings:
         _check_name(wiring.name, wiring.where, "switch")
         if wiring.name in known:
             raise JobError(
-                f"the switch '{wiring.name}' is told of twice{_before(known[wiring.name])}", key=wiring.where
+                f"the switch '{wiring.name}' is described twice{_before(known[wiring.name])}", key=wiring.where
             )
         known[wiring.name] = wiring
     parents = _parents(known)
@@ -122,7 +126,7 @@ def _wired(wirings: list[Wiring]) -> list[tuple[Switch, Wiring]]:
         )
     if not tops:
         raise JobError("no switches" if not known else f"the switches run in a circle: {_circle(parents)}")
-    switches: list[tuple[Switch, Wiring]] = []
+    switches: list[tuple[Switch, SwitchEntry]] = []
     waiting = [(tops[0], -1)]
     while waiting:
         name, parent = waiting.pop()
@@ -138,7 +142,7 @@ def _wired(wirings: list[Wiring]) -> list[tuple[Switch, Wiring]]:
     return switches
 
 
-def _parents(known: Mapping[str, Wiring]) -> dict[str, str]:
+def _parents(known: Mapping[str, SwitchEntry]) -> dict[str, str]:
     parents: dict[str, str] = {}
     for wiring in known.values():
         if not wiring.switches and not wiring.nodes:
@@ -147,8 +151,8 @@ def _parents(known: Mapping[str, Wiring]) -> dict[str, str]:
             )
         for child in wiring.switches:
             if child not in known:
-                problem = f"'{wiring.name}' is above '{child}', a switch that is told of nowhere"
-                raise JobError(f"{problem}{close(child, known)}", key=wiring.where)
+                problem = f"'{wiring.name}' is above the switch '{child}', which is not described"
+                raise JobError(f"{problem}{similar_name(child, known)}", key=wiring.where)
             if child in parents:
                 raise _twice("switch", child, parents[child], wiring)
             parents[child] = wiring.name
@@ -166,7 +170,7 @@ def _circle(parents: Mapping[str, str]) -> str:
 
 
 def _plugged(
-    switches: Sequence[tuple[Switch, Wiring]], hardware: Mapping[str, Hardware], states: Mapping[str, NodeState]
+    switches: Sequence[tuple[Switch, SwitchEntry]], hardware: Mapping[str, Hardware], states: Mapping[str, NodeState]
 ) -> tuple[Node, ...]:
     nodes: dict[str, Node] = {}
     for place, (_, wiring) in enumerate(switches):
@@ -178,7 +182,7 @@ def _plugged(
             nodes[name] = Node(name, place, hardware.get(name, UNKNOWN), states.get(name, FREE))
     for what, told in (("hardware", hardware), ("a state", states)):
         if missing := [name for name in told if name not in nodes]:
-            raise JobError(f"{what} of '{missing[0]}', a node that is under no switch{close(missing[0], nodes)}")
+            raise JobError(f"{what} of '{missing[0]}', a node that is under no switch{similar_name(missing[0], nodes)}")
     return tuple(nodes.values())
 
 
@@ -191,11 +195,11 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _before(wiring: Wiring) -> str:
+def _before(wiring: SwitchEntry) -> str:
     return f", before at {wiring.where}" if wiring.where else ""
 
 
-def _twice(kind: str, name: str, first: str, second: Wiring) -> JobError:
+def _twice(kind: str, name: str, first: str, second: SwitchEntry) -> JobError:
     where = f"twice under '{first}'" if first == second.name else f"under '{first}' and '{second.name}'"
     fix = f"In a tree each {kind} is under one switch: keep it under '{first}' alone"
     return JobError(f"the {kind} '{name}' is {where}", key=second.where, fix=fix)

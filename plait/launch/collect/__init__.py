@@ -1,1 +1,2 @@
-"""What a host's agent does while ranks train: their rings into files, live metrics, other tools' logs."""
+"""A host's agent while ranks train: it writes the ranks' rings to files, serves live metrics, and
+feeds other tools' loggers."""

@@ -1,11 +1,12 @@
 """The agent that collects what the ranks of a host record.
 
-It reads their rings from outside, without asking them: a rank that is killed, or holds the interpreter's lock
-for ever, loses nothing that it had recorded. Whole steps go into the timeline's files, into live metrics for
-Prometheus, and what rank 0 measured into other tools' logs. It ends when its standard input does, which its
-starter holds, and then waits until the ranks have ended and takes what they left.
+    python -m plait.launch.collect.collector RUN_FOLDER FIRST_RANK RANKS COLLECTED
 
-A full disk costs the timeline, which is said once; nothing here costs the run.
+The agent reads the ranks' rings from outside: a rank that is killed, or holds the interpreter's
+lock for ever, loses nothing that it recorded. Whole steps go into the timeline's files and live
+metrics for Prometheus; rank 0's metrics go to loggers. The agent stops when its standard input,
+held by its starter, is closed; then it waits for the ranks to end and collects the remaining
+records. A full disk costs the timeline, and is reported once; no failure here ends the run.
 """
 
 from __future__ import annotations
@@ -24,40 +25,42 @@ from pathlib import Path
 from plait.core.base.errors import DataError, PlaitError
 from plait.core.base.files import replacing
 from plait.core.base.process import process_since
-from plait.core.job.collecting import Collected
+from plait.core.job.collecting import CollectorSettings
 from plait.core.record.records import Records
-from plait.core.record.ring import NOBODY, read_ring
+from plait.core.record.ring import UNSET, read_ring
 from plait.core.record.ring_follower import RingFollower
-from plait.core.record.ring_hosts import read_headers
-from plait.core.runs.epoch import Epoch
+from plait.core.record.ring_progress import read_headers
+from plait.core.runs.attempts import Epoch
+from plait.core.runs.evidence import RINGS, ring_path
 from plait.core.runs.host_memory import sweep_memory
-from plait.core.runs.missing import Missing
-from plait.core.runs.ring_calls import RINGS, ring_path
-from plait.launch.collect.journal import MOST, Journal
-from plait.launch.collect.live import Live
-from plait.launch.collect.loggers import Loggers, Tail
-from plait.launch.collect.sums import Sums
-from plait.launch.open_files import make_room
+from plait.core.runs.progress import Missing
+from plait.launch.collect.metrics import Live, Loggers, Tail
+from plait.launch.collect.timeline_files import MOST, Journal, Sums
+from plait.launch.health.nodes import make_room
 
 LOOK = 10.0
-"""Seconds between two looks at the rings, at most: a look has costs of its own, however little is new."""
+"""Seconds between two reads of the rings, at most: each read has a fixed cost, however little is
+new."""
 SOON = 1.0
-"""At most where somebody is told at once, and at first."""
+"""Seconds between two reads, at most, with live metrics or loggers; also the initial assumption."""
 QUICK = 0.05
-"""And at least, where a ring fills up fast: a quarter of it at each look."""
+"""Seconds between two reads, at least. Each read shall find at most a quarter of the ring new."""
 FLUSH = 10.0
-"""Seconds between two writes of what is new, at least; so long that writing takes ``SHARE`` of the host."""
+"""Seconds between two writes of new records, at least; longer if writing would take more than
+``SHARE`` of the host's CPU time."""
 SHARE = 0.0005
 MANY = 64
-"""Rings up to which all are read to compare clocks; of more, one of each host."""
+"""The largest number of rings that are all read to compare clocks; above it, one ring per host is
+read."""
 GRACE = 5.0
-"""Seconds to wait for ranks that still run when their starter has ended, and with it soon they."""
+"""Seconds to wait for ranks that still run after their starter has ended; they end soon after
+it."""
 
 
 class RankFiles:
-    """What is collected of one rank."""
+    """A rank's ring, and the journal of spans that is written from it."""
 
-    def __init__(self, ring: RingFollower, sums: Sums | None, run: Collected) -> None:
+    def __init__(self, ring: RingFollower, sums: Sums | None, run: CollectorSettings) -> None:
         self.ring, self.sums = ring, sums
         self.journal: Journal | None = None
         if sums:
@@ -66,17 +69,18 @@ class RankFiles:
             )
         self._taken = sums.written(ring.header) if sums else -1
         self._begun = self._taken >= 0
-        self.over = self.ended  # of an earlier start: what it left is written, but no news
+        self.over = self.ended  # True for a ring of an earlier start: its records are written, but not published live
 
     def look(self, live: Live | None, *, last: bool = False) -> int:
-        """Take what is new, up to the step before the last whole one: what a rank does between two steps,
-        such as saving, belongs to the one before. last: take everything. How many records are new."""
+        """Read new records and take steps up to the one before the last finished step; return the
+        number of new records. What a rank does between two steps, such as saving, belongs to the
+        step before. last: take everything."""
         fresh = self.ring.advance()
-        if self.ring.header.step == NOBODY:  # it measures what its plan leaves open, and has begun no step
+        if self.ring.header.step == UNSET:  # the rank still measures what its plan leaves open, and has begun no step
             self.ring.keep(self.ring.header.capacity)
             return fresh
         steps = self.ring.steps
-        if not self._begun and (steps or last):  # records from before the first step are of none
+        if not self._begun and (steps or last):  # records from before the first step belong to no step
             self._taken = (steps[0] if steps else max(self.ring.header.step, 0)) - 1
             self._begun = True
         until = max([*steps, self.ring.header.step], default=-1) if last else (steps[-2] if len(steps) > 1 else -1)
@@ -85,7 +89,7 @@ class RankFiles:
             self._taken = until
             records = Records(rows, self.ring.names, self.ring.groups)
             if self.journal and self.sums and len(rows):
-                self.journal.ring = self.ring.header  # which plan it obeys may have changed
+                self.journal.ring = self.ring.header  # the rank's plan may have changed
                 self.journal.add(records)
                 self.sums.add(self.ring.header, records)
             if live and not self.over:
@@ -96,16 +100,17 @@ class RankFiles:
 
     @property
     def ended(self) -> bool:
-        """Whether nobody writes the ring any more."""
+        """True if no process writes the ring any more."""
         header = self.ring.header
         return bool(header.closed) or process_since(header.pid, header.process_started) is None
 
 
 class Collector:
-    """The rings of ranks ``first`` to ``first + count - 1`` of the run in ``folder``."""
+    """The collector of the rings of ranks ``first`` to ``first + count - 1`` of the run in
+    ``folder``."""
 
     def __init__(
-        self, folder: Path, first: int, count: int, run: Collected, *, live: Live | None = None,
+        self, folder: Path, first: int, count: int, run: CollectorSettings, *, live: Live | None = None,
         loggers: Loggers | None = None,
     ) -> None:  # fmt: skip
         self.folder, self.run, self.live, self.loggers = folder, run, live, loggers
@@ -118,11 +123,11 @@ class Collector:
         self._sums = Sums(folder / "timeline", ranks) if run.timeline_steps else None
         self._told: set[str] = set()
         self._flushed = self._looked = time.monotonic()
-        self._pause, self._rate = FLUSH, 0.25 / SOON  # rate: shares of a ring that are written in a second
+        self._pause, self._rate = FLUSH, 0.25 / SOON  # rate: share of a ring that is written per second
 
     def look(self) -> float:
-        """Take what is new of every rank; seconds until the next look."""
-        if self._epoch.over:  # rings and files are another attempt's
+        """Collect the new records of every rank; return the seconds until the next call."""
+        if self._epoch.over:  # the rings and files belong to another attempt
             return LOOK
         start, share = time.monotonic(), 0.0
         for rank in self._wanted:
@@ -138,15 +143,15 @@ class Collector:
         return max(QUICK, min(longest, 0.25 / max(self._rate, 1e-9)) - (time.monotonic() - start))
 
     def flush(self, *, last: bool = False) -> None:
-        """Write what was taken, unless the attempt was given up."""
+        """Write the collected records, unless the run's attempt was superseded."""
         if self._epoch.over:
             return
         if self._sums:
-            import_module("pyarrow.parquet")  # which is no cost of this flush: it comes once
+            import_module("pyarrow.parquet")  # imported before the clock starts: a one-time cost
         start, cost = time.monotonic(), time.process_time()
         journals = [found.journal for found in self._ranks.values() if found.journal]
         errors = [error for one in journals if (error := one.flush())]
-        # After the spans of these steps: an agent that follows this one goes on where sums end.
+        # After the spans of the same steps: a successor of this agent continues where the sums end.
         if self._sums and (error := self._sums.flush(last=last, write=not errors)):
             errors = [error]
         if errors:
@@ -157,7 +162,7 @@ class Collector:
         self._flushed = start
 
     def finish(self) -> None:
-        """Wait for the ranks to end, and take what they left."""
+        """Wait for the ranks to end, and collect their last records."""
         deadline = time.monotonic() + GRACE
         if self._epoch.over:
             return
@@ -184,7 +189,8 @@ class Collector:
             say(f"warning: the timeline misses {records} records, which were overwritten before they were read")
 
     def _open(self, rank: int) -> RankFiles | None:
-        """The rank's ring; of a new start, if there is one, once what the one before left is taken."""
+        """Return the rank's ring, or None. After a restart of the rank, take what the old ring
+        holds and open the new ring."""
         known, path = self._ranks.get(rank), ring_path(self.folder, rank)
         if known and known.ring.replaced:
             self._tried(known, last=True)
@@ -196,11 +202,12 @@ class Collector:
             try:
                 self._ranks[rank] = RankFiles(RingFollower(path), self._sums, self.run)
             except DataError as error:
-                self._tell(str(error))
+                self._warn_once(str(error))
         return self._ranks.get(rank)
 
     def _compare_clocks(self) -> None:
-        """Of all hosts, if there are several: by the agent of rank 0's, from one ring of each."""
+        """Compare the clocks of all hosts, if there are several, from one ring of each. Only the
+        agent of rank 0 does so."""
         from plait.core.record.clocks import FILE, aligned
 
         headers, _ = read_headers(self.folder / RINGS)
@@ -213,46 +220,46 @@ class Collector:
             with replacing(self.folder / "timeline" / FILE, parents=False) as path:
                 path.write_text(json.dumps(clocks.to_dict()) + "\n")
         except (DataError, OSError) as error:
-            self._tell(str(error))
+            self._warn_once(str(error))
 
     def _pass_on(self) -> None:
-        """What rank 0 has measured."""
+        """Pass new lines of rank 0's metrics to live metrics and loggers."""
         for line in self._tail.lines() if self._tail else ():
             if self.live:
                 self.live.measured(line)
             if self.loggers:
                 self.loggers.add(line)
 
-    def _tried(self, found: RankFiles, *, last: bool) -> int:
+    def _tried(self, rank: RankFiles, *, last: bool) -> int:
         try:
-            return found.look(self.live, last=last)
+            return rank.look(self.live, last=last)
         except (DataError, OSError) as error:
-            self._tell(str(error))
+            self._warn_once(str(error))
             return 0
 
-    def _tell(self, problem: str) -> None:
+    def _warn_once(self, problem: str) -> None:
         if problem not in self._told:
             self._told.add(problem)
             say(f"warning: {problem}")
 
 
 def say(text: str) -> None:
-    """A line for people, who may be gone."""
+    """Print a message for the user on stderr, which may be closed."""
     with suppress(OSError):
         print(f"plait: {text}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Collect until standard input ends."""
+    """Collect until standard input ends; return the exit status."""
     folder, first, count, collected = (arguments or sys.argv[1:])[:4]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # its starter says when it is over
+        signal.signal(number, signal.SIG_IGN)  # the starter decides when the agent ends
     os.nice(10)
-    run = Collected.from_json(collected)
+    run = CollectorSettings.from_json(collected)
     with ExitStack() as held:
         try:
             make_room(2 * int(count), f"The records of {count} ranks")
-            live, loggers = _told(Path(folder), run, held, loggers=first == "0")
+            live, loggers = _outputs(Path(folder), run, held, loggers=first == "0")
         except PlaitError as error:
             say(str(error))
             return error.exit_status
@@ -261,13 +268,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         while not select.select([sys.stdin], [], [], pause)[0] or os.read(sys.stdin.fileno(), 4096):
             pause = collector.look()
         collector.finish()
-    sweep_memory()  # its starter may have been killed, and nobody else looks before the next run
+    sweep_memory()  # its starter may have been killed, and nothing else sweeps before the next run
     return 0
 
 
-def _told(folder: Path, run: Collected, held: ExitStack, *, loggers: bool) -> tuple[Live | None, Loggers | None]:
-    """Who else is told what is measured. A plan is read for these alone. Raises PlaitError for one that
-    cannot be."""
+def _outputs(
+    folder: Path, run: CollectorSettings, held: ExitStack, *, loggers: bool
+) -> tuple[Live | None, Loggers | None]:
+    """Return the live metrics and the loggers to feed. The plan is read for these alone. Raises
+    PlaitError if one cannot be set up."""
     if not run.metrics_port and not (run.loggers and loggers):
         return None, None
     from plait.core.job.plan import Plan
@@ -277,3 +286,7 @@ def _told(folder: Path, run: Collected, held: ExitStack, *, loggers: bool) -> tu
     if live:
         held.callback(live.serve(run.metrics_port, run.metrics_address, say))
     return live, Loggers(run.loggers, folder, plan, say) if run.loggers and loggers else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

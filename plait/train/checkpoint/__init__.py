@@ -1,1 +1,1 @@
-"""Checkpoints, and what other programs read and write."""
+"""Checkpoints, and weight files of other programs."""

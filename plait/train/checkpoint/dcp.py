@@ -1,12 +1,14 @@
-"""Folders of torch.distributed.checkpoint, read and written without running what lies in them.
+"""Read folders of torch.distributed.checkpoint without executing their contents.
 
-| file | what it is |
+| file | content |
 |---|---|
-| ``.metadata`` | a pickle: of each tensor its dtype, shape and chunks, and where each chunk lies |
-| ``__RANK_N.distcp`` | one after the other, what ``torch.save`` makes of each chunk: a zip archive |
+| ``.metadata`` | a pickle: each tensor's dtype, shape and chunks, and the position of each chunk |
+| ``__RANK_N.distcp`` | the chunks, one after the other, each saved by ``torch.save``: a zip archive |
 
-Of an archive the pickle is read as values too (``symbolic_pickle``): how the numbers lie in ``data/0``.
-Format: torch 2.13, torch/distributed/checkpoint/metadata.py and filesystem.py, torch/serialization.py."""
+An archive's pickle, too, is read as plain values (``core.base.codec.pickles``); it describes the
+layout of the numbers in ``data/0``. Format: torch 2.13, torch/distributed/checkpoint/metadata.py
+and filesystem.py, torch/serialization.py.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ import io
 import math
 import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from plait.core.base.codec.pickles import Elsewhere, Named, Pairs, PickledObject, assert_kind, read
 from plait.core.base.errors import CheckpointError
 from plait.core.reshard.layouts import Box
-from plait.train.checkpoint.symbolic_pickle import Elsewhere, Named, Pairs, PickledObject, assert_kind, read, write
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +35,13 @@ LARGEST = 1 << 30
 _KINDS = "torch.distributed.checkpoint.metadata"
 _STORAGES = {"DoubleStorage": "float64", "FloatStorage": "float32", "BFloat16Storage": "bfloat16",
              "HalfStorage": "float16"}  # fmt: skip
-"""Of torch, and the numbers that are in them."""
+"""torch's storage classes, and the dtypes of their numbers."""
+_CODES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""safetensors' codes of these dtypes."""
 
 
 class Chunk(NamedTuple):
-    """A box of a tensor, and where it lies: ``length`` bytes of a file, from ``offset`` on."""
+    """A box of a tensor, and its position: ``length`` bytes of a file, from ``offset`` on."""
 
     box: Box
     file: str
@@ -46,8 +50,9 @@ class Chunk(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a folder. dtype: torch's name of it."""
+    """A tensor in the folder ``file``. dtype: its code in safetensors."""
 
+    file: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -55,8 +60,8 @@ class StoredTensor(NamedTuple):
 
 
 def tensors_in(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of floating-point numbers, by name. Raises CheckpointError for a folder that cannot be
-    read."""
+    """Return the floating-point tensors of a folder, by name. Raises CheckpointError for a folder
+    that cannot be read."""
     file = folder / METADATA
     with _explained(file):
         if file.stat().st_size > LARGEST:
@@ -73,10 +78,10 @@ def tensors_in(folder: Path) -> dict[str, StoredTensor]:
                 continue
             fields = _fields(about)
             dtype = assert_kind(fields["properties"], PickledObject).state[0]
-            if not isinstance(dtype, Named) or dtype.module != "torch" or dtype.name not in _STORAGES.values():
+            if not isinstance(dtype, Named) or dtype.module != "torch" or dtype.name not in _CODES:
                 continue
             chunks = tuple(_chunk(name, one, places) for one in fields["chunks"])
-            found[name] = StoredTensor(name, dtype.name, _size(fields["size"]), chunks)
+            found[name] = StoredTensor(folder, name, _CODES[dtype.name], _size(fields["size"]), chunks)
     return found
 
 
@@ -104,7 +109,7 @@ def _state(made: Any, name: str) -> dict[str, Any]:
 
 
 def _size(made: Any) -> tuple[int, ...]:
-    """A torch.Size."""
+    """Return the value of a torch.Size. Raises ValueError."""
     if assert_kind(made, PickledObject).of != Named("torch", "Size"):
         raise ValueError(f"{made.of} in place of a size")
     (sizes,) = made.args
@@ -116,12 +121,13 @@ def _size(made: Any) -> tuple[int, ...]:
 # ---- numbers ----
 
 
-def read_box(folder: Path, stored: StoredTensor, box: Box) -> Tensor:
-    """A box of a tensor, in its own dtype. Of a chunk only the rows that are needed are read."""
-    import torch  # here, so that a folder is looked at without the seconds this import takes
+def read_box(stored: StoredTensor, box: Box) -> Tensor:
+    """Return a box of a tensor, in the stored dtype. Only the needed rows of each chunk are read.
+    Raises CheckpointError for files that are damaged, or do not contain the box."""
+    import torch  # here, since importing torch takes seconds, which checking a folder need not spend
 
-    dtype: torch.dtype = getattr(torch, stored.dtype)
-    found, filled = torch.empty(box.shape, dtype=dtype), 0
+    dtype: torch.dtype = getattr(torch, next(name for name, code in _CODES.items() if code == stored.dtype))
+    folder, found, filled = stored.file, torch.empty(box.shape, dtype=dtype), 0
     for chunk in stored.chunks:
         common = box.meet(chunk.box)
         if not common.elements:
@@ -138,7 +144,7 @@ def read_box(folder: Path, stored: StoredTensor, box: Box) -> Tensor:
 
 
 def _rows(file: Path, chunk: Chunk, dtype: torch.dtype, rows: range) -> Tensor:
-    """Some rows of a chunk."""
+    """Return some rows of a chunk. Raises ValueError for an archive that is not as described."""
     import torch
 
     shape = chunk.box.shape
@@ -165,7 +171,8 @@ def _rows(file: Path, chunk: Chunk, dtype: torch.dtype, rows: range) -> Tensor:
 
 
 def _numbers(made: Any, dtype: str, shape: tuple[int, ...]) -> str:
-    """The name of the storage of a saved tensor whose numbers lie one after the other from its beginning."""
+    """Return the name of a saved tensor's storage. Raises ValueError unless the tensor is
+    contiguous and starts at its storage's beginning."""
     if assert_kind(made, PickledObject).of != Named("torch._utils", "_rebuild_tensor_v2"):
         raise ValueError(f"{made.of} in place of a plain tensor")
     storage, offset, sizes, strides = made.args[:4]
@@ -179,7 +186,7 @@ def _numbers(made: Any, dtype: str, shape: tuple[int, ...]) -> str:
 
 
 class _Region(io.RawIOBase):
-    """Some bytes of a file, as a file."""
+    """A byte range of a file, as a file."""
 
     def __init__(self, stream: io.BufferedReader, start: int, length: int) -> None:
         self._stream, self._start, self._length, self._at = stream, start, length, 0
@@ -214,50 +221,3 @@ def _explained(file: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{file}: cannot be read as a checkpoint of torch.distributed.checkpoint: {said}"
         ) from None
-
-
-# ---- writing ----
-
-DATA = "__0_0.distcp"
-
-
-def write_folder(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """A folder of whole tensors, one after the other in one file."""
-    import torch
-
-    folder.mkdir(parents=True, exist_ok=True)
-    about: dict[str, PickledObject] = {}
-    places: list[tuple[PickledObject, PickledObject]] = []
-    with (folder / DATA).open("wb") as stream:
-        for name, tensor in tensors:
-            offset, saved = stream.tell(), io.BytesIO()
-            torch.save(tensor.detach().cpu().contiguous().clone(), saved)
-            stream.write(saved.getbuffer())
-            about[name] = _described(tensor)
-            index = {"fqn": name, "offset": _made_size([0] * tensor.ndim), "index": 0}
-            place = {"relative_path": DATA, "offset": offset, "length": stream.tell() - offset}
-            info = Named("torch.distributed.checkpoint.filesystem", "_StorageInfo")
-            places.append((PickledObject(Named(_KINDS, "MetadataIndex"), (), index), PickledObject(info, (), place)))
-        stream.flush()
-        os.fsync(stream.fileno())
-    planned = {name: (name,) for name in about}
-    whole = {"state_dict_metadata": about, "planner_data": planned, "storage_data": Pairs([*places]),
-             "storage_meta": None, "version": "1.0.0"}  # fmt: skip
-    partial = folder / f"{METADATA}.partial"
-    partial.write_bytes(write(PickledObject(Named(_KINDS, "Metadata"), (), whole)))
-    partial.rename(folder / METADATA)
-
-
-def _made_size(sizes: Sequence[int]) -> PickledObject:
-    return PickledObject(Named("torch", "Size"), (tuple(sizes),))
-
-
-def _described(tensor: Tensor) -> PickledObject:
-    layout = PickledObject(Named("torch.serialization", "_get_layout"), ("torch.strided",))
-    memory = PickledObject(Named(_KINDS, "_MEM_FORMAT_ENCODING"), (0,))
-    dtype = Named("torch", str(tensor.dtype).removeprefix("torch."))
-    properties = PickledObject(Named(_KINDS, "TensorProperties"), (), (dtype, layout, False, memory, False))
-    chunk = {"offsets": _made_size([0] * tensor.ndim), "sizes": _made_size(tensor.shape)}
-    fields = {"properties": properties, "size": _made_size(tensor.shape),
-              "chunks": [PickledObject(Named(_KINDS, "ChunkStorageMetadata"), (), chunk)]}  # fmt: skip
-    return PickledObject(Named(_KINDS, "TensorStorageMetadata"), (), fields)

@@ -1,12 +1,13 @@
-"""Weights from and to Hugging Face folders (``config.json`` and safetensors), piece by piece.
+"""Read and write weights of Hugging Face folders (``config.json`` and safetensors), piece by piece.
 
-Reading, a rank takes only its own ranges out of the files. Writing, rank 0 puts one tensor after the other
-into the file while the other ranks hand it their ranges, so that nobody ever holds more than one whole
-tensor. What lies where: ``plait.train.checkpoint.weight_names``.
+When reading, a rank takes only its own ranges from the files. When writing, one process writes the
+tensors of a whole model one after the other. ``plait.train.checkpoint.weight_files`` describes the
+layout of the files.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,14 +18,22 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plait.core.base.errors import CheckpointError
+from plait.core.base.files import write_synced
 from plait.core.model.families import HEAD, PREFIX, check_family, huggingface_config
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.train.checkpoint.safetensors_folder import FolderWriter, code_of
-from plait.train.checkpoint.weight_files import check_config, stored_tensors
-from plait.train.checkpoint.weight_headers import TensorHeader
-from plait.train.checkpoint.weight_names import StoredPiece, place
-from plait.train.comm.wire import Wire, empty_like_gathered
+from plait.core.reshard.layouts import Box
+from plait.train.checkpoint.dcp import StoredTensor, read_box
+from plait.train.checkpoint.ranges import code_of, content, header
+from plait.train.checkpoint.weight_files import (
+    INDEX,
+    SINGLE,
+    Stored,
+    StoredPiece,
+    check_config,
+    place,
+    stored_tensors,
+)
 from plait.train.model.pieces import Piece, pieces
 from plait.train.model.transformer import Share, Transformer
 
@@ -34,11 +43,13 @@ SHARD_BYTES = 5_000_000_000
 
 
 def load(model: Share, folder: Path) -> None:
-    """Fill this rank's weights from a Hugging Face folder; numbers are converted to the model's dtype.
+    """Fill this rank's weights from a Hugging Face folder; values are converted to the model's
+    dtype.
 
-    Raises CheckpointError naming the file or tensor, with the model untouched, if something is missing,
-    superfluous, damaged or of another shape, or if ``config.json`` describes another model. Also, then with
-    the model partly filled, for a number that is not finite in the model's dtype.
+    Raises CheckpointError naming the file or tensor, with the model untouched, if something is
+    missing, superfluous, damaged or of another shape, or if ``config.json`` describes another
+    model. Also, then with the model partly filled, for a value that is not finite in the model's
+    dtype.
     """
     check_family(model.spec)
     check_config(model.spec, folder)
@@ -63,15 +74,18 @@ def load(model: Share, folder: Path) -> None:
 
 
 class _Tensors:
-    """Parts of the tensors of a folder, by name without the family's prefix; a file is opened once."""
+    """Readers for parts of a folder's tensors, by name without the family's prefix; each file is
+    opened once."""
 
-    def __init__(self, stored: Mapping[str, TensorHeader]) -> None:
+    def __init__(self, stored: Mapping[str, Stored]) -> None:
         self.stored = stored
         self._files: dict[Path, Any] = {}
 
     def cut(self, name: str, ranges: tuple[slice, ...]) -> Tensor:
-        """A range of a tensor, the only part of it that is read."""
+        """Return a range of a tensor; only this range is read."""
         at = self.stored[name]
+        if isinstance(at, StoredTensor):
+            return read_box(at, Box(tuple(one.start for one in ranges), tuple(one.stop for one in ranges)))
         try:
             if at.file not in self._files:
                 self._files[at.file] = safe_open(at.file, framework="pt", device="cpu")
@@ -83,50 +97,61 @@ class _Tensors:
 # ---- writing ----
 
 
+def check_no_model(folder: Path) -> None:
+    """Raise CheckpointError if the folder already holds a model."""
+    if found := next((file for file in folder.glob("model*.safetensors*") if file.suffix != ".partial"), None):
+        raise CheckpointError(f"{found}: this folder holds a model already. Choose another folder, or remove it first")
+
+
 def save(
     model: Transformer,
-    wire: Wire,
     folder: Path,
     *,
     extra: Mapping[str, Any] | None = None,
     files: Mapping[str, bytes] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write the model as ``AutoModelForCausalLM.from_pretrained(folder)`` reads it, in the model's dtype.
-
-    Called by every rank of the tensor-parallel group behind ``wire``. extra: further keys of ``config.json``
-    (token numbers). files: further files, by name. shard_bytes: size from which on the weights are spread
-    over several files. Raises CheckpointError on every rank if rank 0 cannot write, or finds a model in
-    ``folder`` already.
+    """Write a whole model as ``AutoModelForCausalLM.from_pretrained(folder)`` reads it, in the
+    model's dtype.
+    extra: further keys of ``config.json`` (token ids). files: further files, by name. shard_bytes:
+    bytes of a file, at most; larger models are split into several files. Files get their names at
+    the end, the configuration last. Raises CheckpointError for a folder that cannot be written, or
+    already holds a model.
     """
+    check_no_model(folder)
     spec, dtype = model.spec, next(iter(model.named.values())).dtype
-    assert wire.size == model.strategy.tp, f"a group of {wire.size} ranks for tp = {model.strategy.tp}"
-    listed, writer = contents(spec), None
-    if wire.rank == 0:
-        writer = FolderWriter(
-            folder, {name: members[0][1].shape for name, members in listed.items()}, dtype, shard_bytes
-        )
-        writer.begin(
-            lambda: {**huggingface_config(spec, str(dtype).removeprefix("torch.")), **(extra or {})}, files or {}
-        )
-    _agree(model, wire, writer)
-    holders = [{piece.name: piece for piece in pieces(spec, model.strategy, rank)} for rank in range(wire.size)]
-    for name, members in listed.items():
-        value: Tensor | None = None
-        for piece, at in members:
-            whole = _gather(model, wire, [held[piece.name] for held in holders])
-            if whole is not None:  # rank 0
-                value = whole.new_empty(at.shape) if value is None else value
-                value[at.ranges(piece)] = whole.t() if at.transposed else whole
-        if writer is not None and value is not None:
-            writer.add(name, value)
-    if writer is not None:
-        writer.finish()
-    _agree(model, wire, writer)
+    config = {**huggingface_config(spec, str(dtype).removeprefix("torch.")), **(extra or {})}
+    texts = {"config.json": config_text(config), **(files or {})}
+    listed = contents(spec)
+    shapes = {name: members[0][1].shape for name, members in listed.items()}
+    shards = _shards({name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}, shard_bytes)
+    if len(shards) > 1:
+        where = {name: file for file, names in shards.items() for name in names}
+        total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+        texts[INDEX] = config_text({"metadata": {"total_size": total}, "weight_map": where})
+    partial = {name: folder / f"{name}.partial" for name in (*texts, *shards)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_synced(partial[name], [text])
+        for file, names in shards.items():
+            values = (content(_tensor(model, listed[name])) for name in names)
+            write_synced(partial[file], (header({name: (dtype, shapes[name]) for name in names}), *values))
+        for name in reversed(partial):
+            partial[name].rename(folder / name)
+    except OSError as error:
+        for path in partial.values():
+            path.unlink(missing_ok=True)
+        raise CheckpointError(f"{folder}: cannot be written: {error}") from None
+
+
+def config_text(values: Mapping[str, Any]) -> bytes:
+    """Return the content of a JSON file."""
+    return json.dumps(values, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, StoredPiece]]]:
-    """The file's tensors in order, each with the whole pieces it is made of."""
+    """Return the file's tensors in order, each with the whole pieces that it consists of."""
     check_family(spec)
     found: dict[str, list[tuple[Piece, StoredPiece]]] = {}
     for piece in pieces(spec, Strategy(), 0):
@@ -136,35 +161,26 @@ def contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, StoredPiece]]]:
     return found
 
 
-def _gather(model: Transformer, wire: Wire, held: list[Piece]) -> Tensor | None:
-    """The whole tensor, in host memory on rank 0, None elsewhere. held: its piece on every rank.
-
-    Ranges may differ in size (the last of the vocabulary) while a gather's parts may not: they travel padded.
-    """
-    mine = held[wire.rank]
-    local = mine.view(model.named[mine.parameter].detach())
-    if mine.dim is None:
-        return local.cpu() if wire.rank == 0 else None
-    sent = local.new_zeros((1, max(math.prod(piece.local_shape) for piece in held)))
-    sent[0, : local.numel()] = local.reshape(-1)
-    received = empty_like_gathered(sent, wire.size)
-    wire.start("all_gather", received, sent).wait()
-    if wire.rank:
-        return None
-    whole = torch.empty(mine.shape, dtype=local.dtype)
-    for piece, part in zip(held, received.cpu(), strict=True):
-        piece.cut(whole).copy_(part[: math.prod(piece.local_shape)].view(piece.local_shape))
-    return whole
+def _tensor(model: Transformer, members: list[tuple[Piece, StoredPiece]]) -> Tensor:
+    """Return a tensor of a file, assembled from its pieces."""
+    value = torch.empty(members[0][1].shape, dtype=next(iter(model.named.values())).dtype)
+    for piece, at in members:
+        whole = piece.view(model.named[piece.parameter].detach())
+        value[at.ranges(piece)] = whole.t() if at.transposed else whole
+    return value
 
 
-def _agree(model: Transformer, wire: Wire, writer: FolderWriter | None) -> None:
-    """Raise on every rank if rank 0 has failed."""
-    flag = torch.tensor(
-        [float(writer is not None and writer.failure is not None)], device=next(iter(model.named.values())).device
-    )
-    flags = empty_like_gathered(flag, wire.size)
-    wire.start("all_gather", flags, flag).wait()
-    if writer is not None and writer.failure is not None:
-        raise writer.failure
-    if flags.any():
-        raise CheckpointError("the model was not exported: rank 0 could not write it")
+def _shards(sizes: Mapping[str, int], shard_bytes: int) -> dict[str, list[str]]:
+    """Return the names of the files, each with the names of its tensors. sizes: bytes of each
+    tensor."""
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if shards[-1] and filled + size > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    if len(shards) == 1:
+        return {SINGLE: shards[0]}
+    return {f"model-{at:05d}-of-{len(shards):05d}.safetensors": shard for at, shard in enumerate(shards, start=1)}

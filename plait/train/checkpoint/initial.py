@@ -1,40 +1,27 @@
-"""Where initial weights come from: a folder of Hugging Face's, of torchtitan's, or of a run of Plait's.
+"""Load initial weights: from a Hugging Face folder, or from a run of Plait.
 
-| in the folder | it is |
+| the folder has | its weights |
 |---|---|
-| ``.metadata`` | torch.distributed.checkpoint's, in torchtitan's names |
-| ``plan.json`` and ``checkpoints``; ``manifest.json`` | a run, of which the newest checkpoint is taken; one
-checkpoint |
-| else | Hugging Face's |
+| ``plan.json`` and ``checkpoints`` | of a run, from its newest checkpoint |
+| ``manifest.json`` | of one checkpoint of a run |
+| else | Hugging Face's: safetensors, or torch.distributed.checkpoint's files (``.metadata``) |
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from plait.core.base.errors import CheckpointError
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.train.checkpoint.dcp import METADATA
 from plait.train.checkpoint.folder import MANIFEST, CheckpointFolder
-from plait.train.checkpoint.torchtitan_names import weights_in
 from plait.train.checkpoint.weight_files import check_weights
 from plait.train.model.pieces import pieces
 
 if TYPE_CHECKING:
     from plait.train.model.transformer import Share
-
-Kind = Literal["huggingface", "torchtitan", "plait"]
-
-
-def kind_of(folder: Path) -> Kind:
-    """Whose weights a folder holds."""
-    if (folder / METADATA).is_file():
-        return "torchtitan"
-    own = (folder / MANIFEST).is_file() or (folder / "plan.json").is_file()
-    return "plait" if own else "huggingface"
 
 
 class Saved(NamedTuple):
@@ -44,11 +31,14 @@ class Saved(NamedTuple):
     step: int
 
 
-def saved_in(folder: Path) -> Saved:
-    """The checkpoint that a folder is, or the newest of the run that it is. Raises CheckpointError."""
-    name = folder.resolve().name
-    if (folder / MANIFEST).is_file() and name.removeprefix("step-").isdigit():
-        return Saved(folder.resolve().parent, int(name.removeprefix("step-")))
+def saved_in(folder: Path) -> Saved | None:
+    """Return the checkpoint in a checkpoint's folder, or the newest checkpoint in a run's folder;
+    None for other folders. Raises CheckpointError for a run without a complete checkpoint."""
+    real = folder.resolve()
+    if (folder / MANIFEST).is_file() and real.name.removeprefix("step-").isdigit():
+        return Saved(real.parent, int(real.name.removeprefix("step-")))
+    if not any((folder / name).is_file() for name in (MANIFEST, "plan.json")):
+        return None
     root = folder / "checkpoints"
     steps = [manifest.step for manifest in CheckpointFolder(root).complete()]
     if not steps:
@@ -56,45 +46,36 @@ def saved_in(folder: Path) -> Saved:
     return Saved(root, steps[0])
 
 
-def check_initial(folder: Path, spec: ModelSpec) -> PassedOver:
-    """Refuse at once what ranks would refuse when they have started; what was passed over. Raises JobError
-    and CheckpointError."""
-    match kind_of(folder):
-        case "huggingface":
-            return check_weights(folder, spec)
-        case "torchtitan":
-            weights_in(spec, folder)
-        case "plait":
-            found = saved_in(folder)
-            tensors = CheckpointFolder(found.root).read(found.step).tensors
-            for piece in pieces(spec, Strategy(), 0):
-                stored = tensors.get(f"master/{piece.name}")
-                if stored is None or stored.shape != piece.shape:
-                    told = f"is {list(stored.shape)}" if stored else "is missing"
-                    raise CheckpointError(
-                        f"{folder}: '{piece.name}' {told}, and the job's model has {list(piece.shape)}"
-                    )
-    return PassedOver()
+def check_initial(folder: Path, spec: ModelSpec) -> IgnoredInput:
+    """Check a folder of initial weights before ranks start, and return what it passes over. Raises
+    JobError or CheckpointError where the ranks would."""
+    saved = saved_in(folder)
+    if saved is None:
+        return check_weights(folder, spec)
+    tensors = CheckpointFolder(saved.root).read(saved.step).tensors
+    for piece in pieces(spec, Strategy(), 0):
+        stored = tensors.get(f"master/{piece.name}")
+        if stored is None or stored.shape != piece.shape:
+            problem = f"is {list(stored.shape)}" if stored else "is missing"
+            raise CheckpointError(f"{folder}: '{piece.name}' {problem}, and the job's model has {list(piece.shape)}")
+    return IgnoredInput()
 
 
 def load_initial(model: Share, folder: Path) -> None:
     """Fill this rank's weights. Called by all ranks at the same point. Raises CheckpointError."""
-    from plait.train.checkpoint import huggingface, torchtitan
+    from plait.train.checkpoint import huggingface
 
-    match kind_of(folder):
-        case "huggingface":
-            huggingface.load(model, folder)
-        case "torchtitan":
-            torchtitan.load(model, folder)
-        case "plait":
-            _load_own(model, saved_in(folder))
+    if saved := saved_in(folder):
+        _load_own(model, saved)
+    else:
+        huggingface.load(model, folder)
 
 
 def _load_own(model: Share, saved: Saved) -> None:
     import torch.distributed as dist
 
     from plait.train.checkpoint.checkpoints import Checkpoints
-    from plait.train.checkpoint.safetensors_folder import DTYPES
+    from plait.train.checkpoint.ranges import DTYPES
     from plait.train.comm.world import new_group
 
     tensors = CheckpointFolder(saved.root).read(saved.step).tensors

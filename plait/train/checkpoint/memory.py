@@ -1,11 +1,11 @@
-"""Copies of the state in the memory of hosts: ranks that are started again go on from there, and lose fewer
-steps than with what is on disk.
+"""Keep copies of the training state in host memory, from which restarted ranks resume: they lose
+fewer steps than from the newest checkpoint on disk.
 
-Each rank copies its tensors, as they are, to a file in its host's memory (``core.runs.host_memory``); a
-thread then sends it to a rank of the next host, which keeps it too, so that a host may be lost. Ranks that
-start compare what their hosts have: the newest step that all of them can have again counts, from the own host
-or by message. Only for the same plan on as many ranks; another one resumes from disk. A copy has a checksum
-and appears whole or not at all.
+Each rank copies its tensors to a file in its host's memory (``core.runs.host_memory``). A thread
+then sends the copy to a rank of the next host, which keeps it too, so that one host may be lost. At
+a start, ranks compare the copies on their hosts, and choose the newest step that every rank can get
+from its own host or by message. Copies serve only the same plan on as many ranks; any other plan
+resumes from disk. A copy has a checksum and appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import JobError
 from plait.core.base.files import replacing
-from plait.train.checkpoint.ranges import Tensors
-from plait.train.checkpoint.safetensors_folder import content, header
-from plait.train.comm.objects import gather
+from plait.train.checkpoint.ranges import Tensors, content, header
+from plait.train.comm.tree import gather
 
 KEPT = 2
-"""Steps of which each rank's copy is kept: while one is being made, the one before is whole."""
+"""The number of steps whose copies each rank keeps: while one is being made, the one before is
+whole."""
 
 
 class Copy(NamedTuple):
-    """A rank's state after ``step`` steps, in a file of a host's memory."""
+    """A rank's state after ``step`` steps, in a file of a host's memory. size: bytes. crc:
+    CRC-32."""
 
     rank: int
     step: int
@@ -48,9 +49,9 @@ class Copy(NamedTuple):
 class MemoryCheckpoints:
     """The copies of one run on this rank's host. Every method is called by all ranks of ``group``.
 
-    folder: of the host, in memory. plan: its hash; copies of another are no use. neighbour: how many ranks on
-    is one of another host, which keeps a copy as well; 0: nobody does. group: a gloo group of all ranks, used
-    for nothing else; None for a rank alone.
+    folder: the host's folder in memory. plan: the plan's hash; copies of another plan are ignored.
+    neighbour: distance in ranks to the rank of another host that keeps a second copy; 0: no second
+    copy. group: a gloo group of all ranks, used for nothing else; None for a single rank.
     """
 
     def __init__(self, folder: Path, *, plan: str, neighbour: int, group: dist.ProcessGroup | None) -> None:
@@ -60,10 +61,10 @@ class MemoryCheckpoints:
         self._thread: threading.Thread | None = None
         self._by_rank: list[list[Copy]] = []
         self.failure: Exception | None = None
-        """Why the last copy was not made, or not passed on."""
+        """The error of the last copy, if it could not be made or sent; else None."""
 
     def keep(self, step: int, tensors: Tensors, state: Mapping[str, Any]) -> None:
-        """Copy ``tensors`` now, pass the copy on in the background; waits for the one before."""
+        """Copy ``tensors`` now, and send the copy in the background; waits for the copy before."""
         self.finish()
         named = {f"{kind}/{name}": tensor for kind, by_name in tensors.items() for name, tensor in by_name.items()}
         host = [content(tensor.detach().cpu()) for tensor in named.values()]
@@ -75,25 +76,25 @@ class MemoryCheckpoints:
         self.failure = None
         try:
             self._write(copy, parts)
-        except OSError as error:  # memory is full: the run goes on, and disk has checkpoints
+        except OSError as error:  # memory is full: the run goes on with checkpoints on disk
             self.failure = error
         if self.neighbour:
             self._thread = threading.Thread(target=self._exchange, args=(copy, parts), name="memory", daemon=True)
             self._thread.start()
 
     def finish(self) -> None:
-        """Wait until the last copy was passed on."""
+        """Wait until the last copy was sent."""
         if self._thread:
             self._thread.join()
             self._thread = None
 
     def newest(self) -> int:
-        """The newest step that every rank can have again; 0 if there is none."""
+        """Return the newest step whose copies every rank can get; 0 if there is none."""
         self._by_rank = self._held()
         return max(_complete(self._by_rank, self.world), default=0)
 
     def restore(self, step: int, tensors: Tensors) -> dict[str, Any]:
-        """Fill ``tensors`` with what they were after ``step``, which ``newest`` has said; returns the
+        """Fill ``tensors`` with the copies of ``step``, the result of ``newest``; return the
         state."""
         by_rank = self._by_rank
         holders = _complete(by_rank, self.world)[step]
@@ -125,7 +126,7 @@ class MemoryCheckpoints:
             old.with_suffix(".safetensors").unlink(missing_ok=True)
 
     def _held(self) -> list[list[Copy]]:
-        """By rank, the copies that are whole on its host."""
+        """Return, by rank, the intact copies on its host."""
         found: list[Copy] = []
         for path in sorted(self.folder.glob("rank-*.json")):
             with suppress(OSError, ValueError, KeyError, JobError):
@@ -145,7 +146,7 @@ class MemoryCheckpoints:
     # ---- messages ----
 
     def _exchange(self, copy: Copy, parts: Sequence[bytes | memoryview]) -> None:
-        """Send this rank's copy on, and keep the one that comes."""
+        """Send this rank's copy to its neighbour, and keep the copy that arrives."""
         try:
             target, source = (self.rank + self.neighbour) % self.world, (self.rank - self.neighbour) % self.world
             told = torch.tensor([copy.step, copy.size, copy.crc])
@@ -165,7 +166,7 @@ class MemoryCheckpoints:
             sent.wait()
 
     def _hand_over(self, copy: Copy, source: int) -> None:
-        """From the rank that has a copy to the one whose it is."""
+        """Send a copy from the rank ``source``, which holds it, to the rank that it belongs to."""
         if self.rank == source:
             data = torch.frombuffer(bytearray(self._file(copy).read_bytes()), dtype=torch.uint8)
             dist.send(data, group=self.group, group_dst=copy.rank)
@@ -180,7 +181,8 @@ def _copy(copies: Sequence[Copy], rank: int, step: int) -> Copy:
 
 
 def _complete(by_rank: Sequence[Sequence[Copy]], world: int) -> dict[int, list[int]]:
-    """Steps of which every rank's copy is somewhere: by rank, who has it, the rank itself if it can."""
+    """Return the steps for which every rank's copy exists. For each step: by rank, the rank that
+    holds its copy, itself if possible."""
     where: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, copies in enumerate(by_rank):
         for one in copies:

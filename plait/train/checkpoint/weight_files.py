@@ -1,56 +1,95 @@
-"""A Hugging Face folder as far as its files tell, without torch and before a rank starts: which of them hold
-the weights, and whether these are of the job's model.
+"""Find and check the weight files of a Hugging Face folder against the job's model, without torch
+and before a rank starts.
 
-| what a folder has | what becomes of it |
+| a folder's content | treatment |
 |---|---|
 | ``config.json`` (may be missing) | its keys as ``core.model.huggingface`` says; shapes equal to the job's |
+| ``.metadata`` | torch.distributed.checkpoint's: the state of a model of transformers, alone or below a key |
 | ``model.safetensors``, else the index and its shards | headers checked, names and shapes compared |
 | an index beside ``model.safetensors``; constants of older files | passed over, counted |
 | a head beside tied embeddings | passed over if equal to the word embedding, else refused |
 | a tensor that is missing, of another shape, in two files, or without a place | refused by name |
-| other formats (``pytorch_model.bin``), files that the index does not name | not looked at |
+| other formats (``pytorch_model.bin``), files that the index does not name | ignored |
+
+GPT-2 stores its linear weights transposed, and query, key and value fused; Llama's rotary halves
+are laid out as ours. A safetensors file (https://huggingface.co/docs/safetensors) is 8 bytes of
+header length, a JSON header with every tensor's dtype, shape and byte range, and the data. A header
+is refused if it is longer than the file or ``LONGEST``, is no table, names a tensor twice, or has
+an impossible shape, dtype or range. So are ranges that overlap, leave a gap, or do not end where
+the file ends.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
-from plait.core.base.codec.json_text import read_table
+from plait.core.base.codec.json_text import parse_table, read_table
 from plait.core.base.errors import CheckpointError, JobError, written
 from plait.core.base.files import check_path, kind_of, reason_of
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.numbers import shown
-from plait.core.base.passed_over import PassedOver
-from plait.core.model.families import EMBEDDING, HEAD, PREFIX
+from plait.core.model.families import CONSTANTS, EMBEDDING, HEAD, LAYER, NAMES, PREFIX
 from plait.core.model.huggingface import read_config
 from plait.core.model.spec import ModelSpec
-from plait.train.checkpoint.weight_headers import TensorHeader, read_header
-from plait.train.checkpoint.weight_names import is_constant, shapes
+from plait.core.parallel.strategy import Strategy
+from plait.core.reshard.layouts import Box
+from plait.train.checkpoint.dcp import METADATA, StoredTensor, read_box, tensors_in
+from plait.train.model.pieces import Piece, pieces
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
-"""dtypes that weights may have."""
-FREE = ("max_sequence", "tied_embeddings", "dropout", "attention_dropout", "levels", "parallel_block")
-"""Fields in which a folder and a job may differ. Whether the head is tied, the tensors tell; what no folder
-has is refused by itself. Learned positions must be as many."""
+"""Dtypes that weights may have."""
+MAY_DIFFER = ("max_sequence", "tied_embeddings", "dropout", "attention_dropout", "levels", "parallel_block")
+"""Fields in which a folder and a job may differ. The tensors show whether the head is tied;
+features that no folder has are refused elsewhere. With learned positions, ``max_sequence`` must
+agree."""
 _AT_ONCE = 4 << 20
-"""Numbers that are compared at once."""
+"""The number of values compared at once."""
+LONGEST = 32 << 20
+"""Bytes of a header, at most: a tensor takes about a hundred."""
+ITEMSIZE = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Bytes of a number, by dtype; sizes of tensors with other dtypes are not checked."""
+MOST_DIMS = 64
+_LFS = b"version https://git-lfs"
+_FUSED = ("attn.q", "attn.k", "attn.v")  # in the order in which GPT-2's c_attn holds them
 
 
-def check_weights(folder: Path, spec: ModelSpec) -> PassedOver:
-    """Refuse at once what ranks would refuse when they have started; what was passed over.
+@dataclass(frozen=True)
+class TensorHeader:
+    """A tensor of a file: its name there, safetensors' code of its dtype, its shape, and its byte
+    range, from the start of the file."""
 
-    Raises JobError for a folder that is not there, CheckpointError for one without weights, or with those of
-    another model. Of the weights themselves only a head beside tied embeddings is read.
+    file: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+Stored = TensorHeader | StoredTensor
+
+
+def check_weights(folder: Path, spec: ModelSpec) -> IgnoredInput:
+    """Check a folder of weights before ranks start, as the ranks would; return what is passed over.
+
+    Raises JobError for a folder that does not exist, CheckpointError for one without weights or
+    with those of another model. No weights are read, except a head beside tied embeddings.
     """
-    over = PassedOver()
+    over = IgnoredInput()
     try:
         if (kind := kind_of(folder)) != "folder":
             problem = f"{folder} is a {kind}, and a folder is needed" if kind else f"{folder}: no such folder"
-            fix = "Name a Hugging Face folder with config.json and safetensors, or leave it out"
+            fix = "Name a Hugging Face folder with config.json and safetensors (nothing is downloaded), or leave it out"
             raise JobError(problem, key="train.init_from", fix=fix)
         check_config(spec, folder, over)
         stored_tensors(spec, folder, over)
@@ -60,12 +99,12 @@ def check_weights(folder: Path, spec: ModelSpec) -> PassedOver:
     return over
 
 
-def check_config(spec: ModelSpec, folder: Path, over: PassedOver | None = None) -> None:
-    """Raise CheckpointError if ``config.json`` describes another model; there may be none."""
+def check_config(spec: ModelSpec, folder: Path, over: IgnoredInput | None = None) -> None:
+    """Raise CheckpointError if ``config.json`` describes another model. The file may be missing."""
     if not (folder / "config.json").is_file():
         return
     theirs = read_config(folder, over)
-    same = [field.name for field in fields(ModelSpec) if field.name not in FREE]
+    same = [field.name for field in fields(ModelSpec) if field.name not in MAY_DIFFER]
     same += ["max_sequence"] if spec.learned_positions else []
     others = {name: (getattr(theirs, name), getattr(spec, name)) for name in same}
     others = {name: pair for name, pair in others.items() if pair[0] != pair[1]}
@@ -80,16 +119,17 @@ def check_config(spec: ModelSpec, folder: Path, over: PassedOver | None = None) 
     )
 
 
-def stored_tensors(spec: ModelSpec, folder: Path, over: PassedOver | None = None) -> dict[str, TensorHeader]:
-    """Every tensor of the model, by name without the family's prefix. Raises CheckpointError naming the file
-    or tensor for what is missing, superfluous, damaged, ambiguous or of another shape."""
-    over = over if over is not None else PassedOver()
-    tensors = dict[str, TensorHeader]()
-    for one in _stored(folder, over):
+def stored_tensors(spec: ModelSpec, folder: Path, over: IgnoredInput | None = None) -> dict[str, Stored]:
+    """Return every tensor of the model, by name without the family's prefix. Raises
+    CheckpointError, naming the file or tensor, for tensors that are missing, superfluous, damaged,
+    ambiguous or of another shape."""
+    over = over if over is not None else IgnoredInput()
+    tensors = dict[str, Stored]()
+    for one in _stored(folder, spec, over):
         name = one.name.removeprefix(PREFIX[spec.family])
         if other := tensors.get(name):
             raise CheckpointError(
-                f"{folder}: tensor '{one.name}' stands twice, in {one.file.name} and, as '{other.name}', in "
+                f"{folder}: tensor '{one.name}' occurs twice, in {one.file.name} and, as '{other.name}', in "
                 f"{other.file.name}. Keep one of the two"
             )
         tensors[name] = one
@@ -98,7 +138,7 @@ def stored_tensors(spec: ModelSpec, folder: Path, over: PassedOver | None = None
         _check(tensors, name, shape, folder)
     for name in sorted(set(tensors) - set(wanted)):
         one = tensors.pop(name)
-        if is_constant(spec, name):
+        if CONSTANTS[spec.family].fullmatch(name):
             over.note("tensors that layers compute themselves", one.name)
         elif name == HEAD:  # beside tied embeddings
             _check_head(one, tensors[EMBEDDING["llama" if spec.family == "llama" else "gpt"]])
@@ -110,8 +150,12 @@ def stored_tensors(spec: ModelSpec, folder: Path, over: PassedOver | None = None
     return tensors
 
 
-def _stored(folder: Path, over: PassedOver) -> Iterator[TensorHeader]:
-    """The tensors of ``model.safetensors``, or of an index's shards, each from where the index has it."""
+def _stored(folder: Path, spec: ModelSpec, over: IgnoredInput) -> Iterator[Stored]:
+    """Yield the tensors of a folder. If the folder has an index of shards, each tensor is read from
+    the shard that the index names."""
+    if (folder / METADATA).is_file():
+        yield from _distributed(folder, PREFIX[spec.family] + EMBEDDING["llama" if spec.family == "llama" else "gpt"])
+        return
     if (folder / SINGLE).is_file():
         if (folder / INDEX).exists():
             over.note(f"indexes of shards, since {SINGLE} stands beside them", str(folder / INDEX))
@@ -132,8 +176,23 @@ def _stored(folder: Path, over: PassedOver) -> Iterator[TensorHeader]:
             yield one
 
 
+def _distributed(folder: Path, embedding: str) -> Iterator[Stored]:
+    """Yield the model's tensors of a torch.distributed.checkpoint. They may lie below a key, such
+    as ``model.``; tensors elsewhere belong to the optimizer or another state."""
+    found = tensors_in(folder)
+    key = next((name.removesuffix(embedding) for name in found if name.endswith(embedding)), None)
+    if key is None:
+        raise CheckpointError(
+            f"{folder}: holds no '{embedding}', but {', '.join(map(shown, sorted(found)[:3])) or 'no tensor'}: names "
+            "are to be those of transformers. torchtitan writes a Hugging Face folder with "
+            "checkpoint.last_save_in_hf, or later with scripts/checkpoint_conversion/convert_to_hf.py"
+        )
+    yield from (one._replace(name=name.removeprefix(key)) for name, one in found.items() if name.startswith(key))
+
+
 def _index(folder: Path) -> dict[str, str]:
-    """Tensor -> name of its file. Raises CheckpointError where there is no such index."""
+    """Return the index: tensor -> name of its file. Raises CheckpointError if there is no usable
+    index."""
     file = folder / INDEX
     try:
         named = read_table(file, unique=True).get("weight_map")
@@ -154,8 +213,9 @@ def _index(folder: Path) -> dict[str, str]:
     return named
 
 
-def _check(tensors: dict[str, TensorHeader], name: str, shape: tuple[int, ...], folder: Path) -> None:
-    """Raise CheckpointError if a tensor is missing, of another shape, or holds no floating-point numbers."""
+def _check(tensors: dict[str, Stored], name: str, shape: tuple[int, ...], folder: Path) -> None:
+    """Raise CheckpointError if a tensor is missing, of another shape, or not of a floating-point
+    dtype."""
     if name not in tensors:
         fix = ". A model without a head of its own needs model.tied_embeddings = true" if name == HEAD else ""
         raise CheckpointError(f"{folder}: tensor '{name}' is missing{fix}")
@@ -171,8 +231,8 @@ def _check(tensors: dict[str, TensorHeader], name: str, shape: tuple[int, ...], 
         )
 
 
-def _check_head(head: TensorHeader, embedding: TensorHeader) -> None:
-    """Raise CheckpointError for a head that is another than the word embedding, with which it is tied."""
+def _check_head(head: Stored, embedding: Stored) -> None:
+    """Raise CheckpointError if a head differs from the word embedding with which it is tied."""
     if head.shape == embedding.shape and head.dtype in FLOATS and _equal(head, embedding):
         return
     raise CheckpointError(
@@ -181,22 +241,153 @@ def _check_head(head: TensorHeader, embedding: TensorHeader) -> None:
     )
 
 
-def _equal(one: TensorHeader, other: TensorHeader) -> bool:
-    """Whether two tensors of one shape hold the same numbers, read a part at a time."""
-    count = int(np.prod(one.shape, dtype=np.int64))
+def _equal(one: Stored, other: Stored) -> bool:
+    """Return True if two matrices of one shape hold the same numbers; reads some rows at a time."""
+    rows, columns = one.shape
+    step = max(1, _AT_ONCE // max(1, columns))
     return all(
-        np.array_equal(_numbers(one, begin, count), _numbers(other, begin, count), equal_nan=True)
-        for begin in range(0, count, _AT_ONCE)
+        np.array_equal(*(_rows(each, begin, min(begin + step, rows)) for each in (one, other)), equal_nan=True)
+        for begin in range(0, rows, step)
     )
 
 
-def _numbers(stored: TensorHeader, begin: int, count: int) -> np.ndarray:
-    """Numbers ``begin ..`` of a tensor's ``count``, at most ``_AT_ONCE`` of them, as fp64 [numbers]."""
-    kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-    kind = np.dtype(kinds[stored.dtype])
+def _rows(stored: Stored, begin: int, end: int) -> np.ndarray:
+    """Return rows of a matrix, as fp64 [rows, columns]."""
+    columns = stored.shape[1]
+    if isinstance(stored, StoredTensor):
+        return read_box(stored, Box((begin, 0), (end, columns))).double().numpy()
+    kind = np.dtype({"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}[stored.dtype])
     with open(stored.file, "rb") as file:
-        file.seek(stored.start + begin * kind.itemsize)
-        values = np.frombuffer(file.read(min(_AT_ONCE, count - begin) * kind.itemsize), kind)
+        file.seek(stored.start + begin * columns * kind.itemsize)
+        values = np.frombuffer(file.read((end - begin) * columns * kind.itemsize), kind)
     if stored.dtype == "BF16":  # the upper half of an fp32
         values = (values.astype("<u4") << 16).view("<f4")
-    return values.astype(np.float64)
+    return values.astype(np.float64).reshape(end - begin, columns)
+
+
+# ---- positions of tensors ----
+
+
+@dataclass(frozen=True)
+class StoredPiece:
+    """The position of a whole piece in a file: the tensor's name (without the family's prefix) and
+    shape, and the piece's first row there.
+
+    transposed: the file's dims are the piece's dims in reverse order; ``first`` counts along the
+    piece's dim
+    0.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    transposed: bool
+    first: int
+
+    def ranges(self, piece: Piece) -> tuple[slice, ...]:
+        """Return the part of the file's tensor that is ``piece``'s local range."""
+        bounds = [(0, size) for size in piece.shape]
+        if piece.dim is not None:
+            bounds[piece.dim] = (piece.start, piece.stop)
+        bounds[0] = (bounds[0][0] + self.first, bounds[0][1] + self.first)
+        return tuple(slice(*b) for b in (reversed(bounds) if self.transposed else bounds))
+
+
+def place(spec: ModelSpec, piece: Piece) -> StoredPiece:
+    """Return the position of ``piece`` in Hugging Face's files."""
+    head, _, tail = piece.name.rpartition(".")
+    layer, rest = None, head
+    if head.startswith("layers."):
+        _, layer, rest = head.split(".", 2)
+    name = NAMES[spec.family][rest] + "." + tail
+    fused = spec.family == "gpt" and rest in _FUSED
+    shape = (len(_FUSED) * piece.shape[0], *piece.shape[1:]) if fused else piece.shape
+    transposed = spec.family == "gpt" and layer is not None and len(shape) == 2
+    return StoredPiece(
+        name if layer is None else f"{LAYER[spec.family]}.{layer}.{name}",
+        tuple(reversed(shape)) if transposed else shape,
+        transposed,
+        _FUSED.index(rest) * piece.shape[0] if fused else 0,
+    )
+
+
+def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return name, without the family's prefix, and shape of every tensor in a folder of this
+    model."""
+    places = (place(spec, piece) for piece in pieces(spec, Strategy(), 0))
+    return {at.name: at.shape for at in places}
+
+
+# ---- headers of safetensors files ----
+
+
+def read_header(file: Path) -> dict[str, TensorHeader]:
+    """Return every tensor of a safetensors file, by name. Raises CheckpointError for a file that is
+    missing or damaged."""
+    try:
+        if (kind := kind_of(file)) != "file":
+            raise CheckpointError(f"{file}: {f'is a {kind}, no regular file' if kind else 'missing'}")
+        size = file.stat().st_size
+        with open(file, "rb") as stream:
+            text = _header_of(stream.read(len(_LFS)), size)
+            stream.seek(8)
+            return _tensors(file, stream.read(text), size - 8 - text)
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {reason_of(error)}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: damaged or cut short: {error}. Fetch it again") from None
+
+
+def _header_of(begin: bytes, size: int) -> int:
+    """Return the bytes of a file's header, from the file's beginning. Raises ValueError for an
+    impossible length."""
+    if begin.startswith(_LFS):
+        raise ValueError("it is a pointer of Git LFS in place of the file, which git lfs pull fetches")
+    length = int.from_bytes(begin[:8], "little")
+    if length > size - 8:
+        raise ValueError(f"its header would take {length} bytes, and the file has {size}")
+    if length > LONGEST:
+        raise ValueError(f"its header would take {length} bytes; at most {LONGEST} are read")
+    return length
+
+
+def _tensors(file: Path, text: bytes, data: int) -> dict[str, TensorHeader]:
+    """Return the header's tensors, checked against ``data``, the number of bytes after the header.
+    Raises ValueError."""
+    header = parse_table(text, unique=True)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise ValueError("its __metadata__ is no table")
+    first = 8 + len(text)
+    found = {name: _entry(file, name, entry, first) for name, entry in header.items()}
+    end, before = first, ""
+    for one in sorted(found.values(), key=lambda one: (one.start, one.stop)):
+        if one.start != end:
+            how = "overlaps" if one.start < end else "leaves a gap after"
+            raise ValueError(f"tensor {shown(one.name)} {how} {shown(before) if before else 'the header'}")
+        end, before = one.stop, one.name
+    if end != first + data:
+        raise ValueError(f"its tensors end at byte {end}, and the file at {first + data}")
+    return found
+
+
+def _entry(file: Path, name: str, entry: Any, first: int) -> TensorHeader:
+    """Return one entry of a header, checked. first: the position of the data. Raises ValueError."""
+    table = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    dtype, shape, ends = (table.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or not _whole(shape) or not _whole(ends) or len(ends) != 2 or ends[0] > ends[1]:
+        raise ValueError(f"tensor {shown(name)} is described wrongly: {shown(entry)}")
+    taken, needed = ends[1] - ends[0], math.prod(shape) * ITEMSIZE.get(dtype, 0)
+    if dtype in ITEMSIZE and taken != needed:
+        raise ValueError(
+            f"tensor {shown(name)} of shape {shown(shape)} and dtype {dtype} is said to take {taken} bytes"
+        )
+    return TensorHeader(file, name, dtype, tuple(shape), first + ends[0], first + ends[1])
+
+
+def _whole(values: Any) -> TypeGuard[list[int]]:
+    """Return True for a list of at most ``MOST_DIMS`` integers from 0 up to the largest file
+    size."""
+    if not isinstance(values, list):
+        return False
+    numbers = cast("list[Any]", values)
+    return len(numbers) <= MOST_DIMS and all(type(one) is int and 0 <= one < 1 << 62 for one in numbers)

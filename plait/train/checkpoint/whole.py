@@ -1,4 +1,5 @@
-"""A run's checkpoint as one whole model in this process, whatever degrees the run had."""
+"""Load a run's checkpoint as one whole model in this process, whatever parallel degrees the run
+had."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from plait.train.model.transformer import Transformer
 
 
 class Whole(NamedTuple):
-    """A model after ``step``. warnings: a line for every damaged checkpoint that was passed over."""
+    """A model after ``step`` steps. warnings: a line for every damaged checkpoint that was
+    skipped."""
 
     model: Transformer
     step: int
@@ -26,17 +28,18 @@ class Whole(NamedTuple):
 
 
 def master_dtype(plan: Plan) -> torch.dtype:
-    """Of the weights that a run keeps: those that its optimizer updates."""
+    """Return the dtype of a run's master weights, which its optimizer updates."""
     return torch.float64 if plan.workload.precision == "fp64" else torch.float32
 
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
-"""What is taken for a step; none has more digits."""
+"""Pattern of a step's number; steps have at most 18 digits."""
 
 
 def step_of(run: Path, word: str | int | None) -> int | None:
-    """The step that ``word`` names: a number; or ``best``, the checkpoint with the least evaluation loss;
-    None for the newest. Raises JobError for another word, CheckpointError where no evaluation is known."""
+    """Return the step that ``word`` names: a number, or ``best``, the checkpoint with the least
+    evaluation loss; None for the newest. Raises JobError for another word, CheckpointError if no
+    checkpoint has an evaluation."""
     if word is None or isinstance(word, int):
         return word
     if _NUMBER.fullmatch(word):
@@ -53,16 +56,17 @@ def step_of(run: Path, word: str | int | None) -> int | None:
 
 
 def check_step(step: int | None) -> None:
-    """Raise JobError for a number that no step has."""
+    """Raise JobError for a number outside the range of steps."""
     if step is not None and not 1 <= step <= LARGEST:
         raise JobError(f"{shown(step)} is no step", key="--step", fix=f"Allowed: 1 to {LARGEST}")
 
 
 def load_whole(run: Path, step: int | None = None) -> Whole:
-    """The model after ``step`` (None: the newest that is whole). The run may be alive.
+    """Load the model of ``step`` (None: of the newest checkpoint that is intact). The run may be
+    training.
 
-    Raises CheckpointError for a run without such a checkpoint, JobError for a folder that is no run, and for
-    a number that is no step.
+    Raises CheckpointError for a run without such a checkpoint; JobError for a folder without a run,
+    and for an invalid step.
     """
     check_step(step)
     plan = Plan.read(run / "plan.json")

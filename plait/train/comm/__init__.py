@@ -1,1 +1,1 @@
-"""Collectives, transfers and the threads they run on."""
+"""Collectives, transfers and their threads."""

@@ -1,9 +1,9 @@
-"""One thread that communicates while computation goes on: jobs one after the other, in the order in which
-they were handed over.
+"""One thread that communicates while computation continues: jobs run one after the other, in the
+order of submission.
 
-Ranks that hand over equal jobs in equal order communicate in equal order, whatever their timing; that is the
-whole trick. On a GPU what a job submits runs on a stream of the thread's own, beside computation; waiting
-makes the waiting stream wait, not the host.
+Ranks that submit equal jobs in equal order communicate in equal order, whatever their timing. On a
+GPU a job's work runs on the thread's own stream, concurrently with computation; waiting makes the
+waiting stream wait, not the host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from plait.train.machine.device import Fork, Mark, RankDevice
 
 
 class BackgroundHandle:
-    """A job under way. Until ``wait`` returns nobody may touch what it reads or writes."""
+    """A job in flight. Until ``wait`` returns nobody may touch the tensors that it reads or
+    writes."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -26,14 +27,15 @@ class BackgroundHandle:
         self._mark: Fork = None
         self._device: RankDevice | None = None
         self.span: tuple[Mark, Mark] = (0, 0)
-        """When it was under way, if it ended well."""
+        """Start and end of the job, if it succeeded."""
 
     def done(self) -> bool:
-        """Whether it has ended, well or not; on a device, whether that has come so far."""
+        """Return True if the job has ended, successfully or not; on a device, if the device has
+        reached the job's end."""
         return self._done.is_set() and (self._device is None or self._device.reached(self._mark))
 
     def wait(self) -> None:
-        """Return when it has ended. Raises what went wrong in the background."""
+        """Wait until the job has ended. Raises the job's error."""
         self._done.wait()
         if self._error is not None:
             raise self._error
@@ -41,13 +43,13 @@ class BackgroundHandle:
             self._device.join(self._mark)
 
     def finish(self, error: BaseException | None, device: RankDevice | None = None, mark: Fork = None) -> None:
-        """The thread's last word."""
+        """Mark the job as ended; called by the thread."""
         self._error, self._device, self._mark = error, device, mark
         self._done.set()
 
 
 class Background:
-    """The thread; ``name`` is its name."""
+    """The communication thread. name: the thread's name."""
 
     def __init__(self, device: RankDevice, name: str) -> None:
         self.device = device
@@ -56,34 +58,35 @@ class Background:
         self._thread.start()
 
     def start(self, job: Callable[[], object]) -> BackgroundHandle:
-        """Run ``job`` after the jobs before it, and after what this thread has submitted to the device so
-        far."""
+        """Run ``job`` after earlier jobs, and after the work that the calling thread has submitted
+        to the device so far."""
         handle = BackgroundHandle()
         self._jobs.put((handle, job, self.device.fork()))
         return handle
 
     def close(self) -> None:
-        """End when everything started is done."""
+        """End the thread after all started jobs."""
         self._jobs.put(None)
         self._thread.join()
 
     def _serve(self) -> None:
         self.device.enter_thread()
-        while self._serve_one():
+        while self._run_next():
             pass
 
-    def _serve_one(self) -> bool:
-        """Run the next job; a call of its own, so that what a job holds is let go before the next comes."""
+    def _run_next(self) -> bool:
+        """Run the next job and return False if there is none. A separate call, so that a job's
+        objects are freed before the next job."""
         entry = self._jobs.get()
         if entry is None:
             return False
         handle, job, fork = entry
         try:
-            with torch.no_grad(), self.device.aside(fork):
+            with torch.no_grad(), self.device.side_stream(fork):
                 start = self.device.mark()
                 job()
                 end, mark = self.device.mark(), self.device.fork()
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+        except BaseException as error:  # noqa: BLE001 - raised by ``wait``
             handle.finish(error)
         else:
             handle.span = (start, end)

@@ -1,12 +1,11 @@
-"""Collectives of a group as they go into a rank's ring: when each is handed over, begins and ends.
+"""Records of a group's collectives in a rank's ring: when each is submitted, begins and ends.
 
-When a collective ends on a CPU that its rank does not wait for, only a thread of gloo's knows. To call from
-there into Python takes the interpreter's lock away from training, which cost more than all other recording
-together. So that is done in one step of ``WATCHED``, and the first time. In the others the rank looks between
-its ops: the end lies between two looks, and within these is taken to be after as long as it took when it was
-watched last. Where the rank waits for it, its end is seen at once.
-
-What is done for every collective is in ``core.record._ring``: a group's ``Line``, and each one's ``Flight``.
+On a CPU only a gloo thread knows when a collective ends for which its rank does not wait. A call
+from there into Python takes the interpreter's lock from training, which cost more than all other
+recording. So ends are recorded exactly only in one of ``WATCHED`` steps, and the first time. In
+other steps the rank polls between its ops: the end lies between two polls, and is estimated there
+from the last exact duration. If the rank waits for the collective, its end is exact. Work per
+collective is in ``core.record._ring``: a group's ``Line``, and each collective's ``Flight``.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from plait.train.comm.log import Log
 
 WATCHED = 16
-"""One step in so many has every end of a collective as it happens."""
+"""One step in ``WATCHED`` records every end of a collective exactly."""
 
 
 class Carrier(Protocol):
-    """What is recorded: a wire."""
+    """The wire that is recorded."""
 
     size: int
     rank: int
@@ -45,9 +44,9 @@ class Carrier(Protocol):
 
 
 class LoggedWire:
-    """A wire that leaves a record of every collective. line: of its group, which is called ``label``. op: the
-    name of its collectives. watched: whoever starts one may wait for it later than it ends; else it is waited
-    for at once."""
+    """A wire that records every collective. line: of its group, called ``label``. op: the name of
+    its collectives. watched: True if the rank may wait for a collective long after its end; False
+    if it waits at once."""
 
     def __init__(
         self, wire: Carrier, log: Log, line: Line | DeviceLine, label: str, op: int = 0, *, watched: bool = False
@@ -58,7 +57,7 @@ class LoggedWire:
         self._signatures: dict[tuple[Collective, torch.dtype, int, int], tuple[int, int, int]] = {}
 
     def named(self, op: NamedOp, *, watched: bool = True) -> LoggedWire:
-        """The same wire, for an op's collective."""
+        """Return the same wire with the name of an op's collective."""
         return LoggedWire(self.wire, self.log, self.line, self.label, self.log.name_of(op), watched=watched)
 
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Flight | DeviceFlight:
@@ -80,11 +79,11 @@ class LoggedWire:
         return flight
 
     def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> Flight | DeviceFlight:
-        """Start an exchange of unequal parts, signed with what all ranks exchange together: each rank's own
-        part is another."""
+        """Start an exchange of unequal parts. Its signature is of the data of all ranks together,
+        because each rank's own part differs."""
         step, name = self.log.within(self.label)
         dtype, sent = str(source.dtype).removeprefix("torch."), sum(splits.out) - splits.out[self.rank]
-        size = sent * source.element_size() * self.size // max(1, self.size - 1)  # what records take a share of
+        size = sent * source.element_size() * self.size // max(1, self.size - 1)  # records derive sent bytes from it
         signed = size, call_of("all_to_all", dtype), signature_of("all_to_all", dtype, splits.total, splits.total)
         flight = self.line.depart(self.pace, step, name, *signed)
         try:
@@ -96,7 +95,7 @@ class LoggedWire:
         return flight
 
     def _sign(self, key: tuple[Collective, torch.dtype, int, int], element: int) -> tuple[int, int, int]:
-        """Bytes, call and signature of a record."""
+        """Return bytes, call and signature of a record."""
         kind, dtype, sent, received = key
         name = str(dtype).removeprefix("torch.")
         size = max(sent, received) * element
@@ -105,14 +104,14 @@ class LoggedWire:
 
 
 class DeviceLine:
-    """A group's collectives on a device, whose events know when each was under way. number: of the group."""
+    """A group's collectives on a device, timed by events. number: of the group."""
 
     def __init__(self, log: Log, number: int) -> None:
         self.log, self.number = log, number
         self._sequence: Iterator[int] = count()
 
     def depart(self, pace: Pace, step: int, name: int, size: int, call: int, signature: int) -> DeviceFlight:
-        """The next one; its record is written."""
+        """Begin the record of the next collective."""
         number = self.log.ring.begin(
             RecordKind.COLLECTIVE, name, step, size=size, group=self.number, sequence=next(self._sequence), call=call,
             signature=signature,
@@ -121,7 +120,7 @@ class DeviceLine:
 
 
 class DeviceFlight:
-    """A collective that a device has been given, and its record."""
+    """A collective submitted to a device, and its record."""
 
     __slots__ = ("_begun", "_landed", "_line", "number", "work")
 
@@ -130,21 +129,21 @@ class DeviceFlight:
         self.work: AsyncWork
 
     def fly(self, work: AsyncWork, looked_for: bool) -> None:
-        """The wire has it."""
+        """Set the work of the started collective."""
         assert not looked_for, "a device is not asked between ops"
         self.work = work
 
     def land(self, mark: Mark, failed: bool) -> None:
-        """It ends where the mark is."""
+        """Record that the collective ends at the mark."""
         self._landed = True
         self._line.log.marked(self.number, self._begun, mark, self._line.number)
 
     def fail(self) -> None:
-        """It ended with an error, as far as the host knows."""
+        """Record an error, as far as the host knows of it."""
         self._line.log.ring.end(self.number, failed=True)
 
     def wait(self) -> None:
-        """What the calling thread submits from now on may use its result."""
+        """Wait until work that the calling thread submits from now on may use the result."""
         try:
             self.work.wait()
         except BaseException:
@@ -154,9 +153,9 @@ class DeviceFlight:
             self.land(self._line.log.device.mark(), False)
 
     def get_future(self) -> Future[object]:
-        """Done when it is over."""
+        """Return the future, done when the collective is complete."""
         return self.work.get_future()
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or not."""
+        """Return True if the collective has ended, successfully or not."""
         return self.work.is_completed()

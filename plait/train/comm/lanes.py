@@ -1,19 +1,10 @@
-"""Carrying out a reshard plan: every rank works through its own messages, in the background, while
-computation goes on.
+"""Execute reshard plans: every rank sends and receives its own messages, in the background, while
+computation continues.
 
-A `Lane` is one background thread and the process groups it sends on. Reshards of one lane happen one after
-the other, in the order in which they start, which must be the same on every rank; reshards of two lanes are
-independent, so that the activations of a pipeline go down one lane while gradients come up the other. A lane
-serves any number of plans.
-
-The thread does what `plait.core.reshard.script` says, which cannot deadlock. Whatever is not contiguous
-in memory is packed chunk by chunk, so that staging needs a few chunks and not a copy of the tensor; a chunk
-that is passed on is sent from where it arrived.
-
-gloo: one group; a message that nobody receives yet waits at its sender. NCCL (and RCCL): all point-to-point
-messages of two ranks share one communicator and one stream whatever their tags, so there are two groups,
-towards higher ranks and towards lower ones, on each of which both ends see the same order. There ranks post
-in the list's order, since kernels of one thread may share a hardware queue (`script`'s ``in_order``).
+A `Lane` is one background thread and its process groups; it serves any number of plans. Reshards of
+one lane run one after the other in the order of their start, which must be the same on every rank.
+Reshards of two lanes are independent: activations of a pipeline go down one lane while gradients
+come up the other. `Lane` explains staging, gloo and NCCL.
 """
 
 from __future__ import annotations
@@ -29,11 +20,10 @@ from torch import Tensor
 
 from plait.core.base.errors import ReshardError
 from plait.core.reshard.layouts import Box, boxes_of_range, local_copies
-from plait.core.reshard.plan import Message, ReshardPlan, messages
-from plait.core.reshard.script import Act, script
+from plait.core.reshard.plan import Act, Message, ReshardPlan, messages, script
 from plait.train.comm.background import Background, BackgroundHandle
 from plait.train.comm.log import Messages
-from plait.train.comm.objects import odd_ones
+from plait.train.comm.tree import differing_ranks
 from plait.train.comm.world import new_group
 from plait.train.machine.device import RankDevice
 
@@ -41,8 +31,18 @@ from plait.train.machine.device import RankDevice
 class Lane:
     """One background thread that reshards, and its process groups.
 
-    Its ranks open it, and those lanes that several of them share in one order. ranks: who takes part, by
-    default everybody. messages: what it leaves in the ring.
+    Its ranks open it together; ranks that share several lanes open them in the same order. ranks:
+    the lane's ranks; None: all. messages: recorder of its messages.
+
+    The thread executes the messages of `plait.core.reshard.plan`, which cannot deadlock. Boxes that
+    are not contiguous are packed chunk by chunk, so that staging needs a few chunks and not a copy
+    of the tensor. A chunk that is passed on is sent from the buffer it arrived in.
+
+    gloo: one group; a message without a receive waits at its sender. NCCL (and RCCL): all
+    point-to-point messages of two ranks share one communicator and one stream, whatever their tags.
+    So there are two groups, towards higher ranks and towards lower ones; in each, both ends see the
+    same order. With NCCL ranks post in the list's order, since kernels of one thread may share a
+    hardware queue (`script`'s ``in_order``).
     """
 
     def __init__(
@@ -56,16 +56,17 @@ class Lane:
         self._background = Background(device, "reshard")
 
     def prepare(self, plan: ReshardPlan) -> None:
-        """Once for each plan, by all ranks of the lane together: make sure that they agree on it, and connect
-        those that will talk.
+        """Verify that all ranks of the lane have the same plan, and connect pairs that will
+        communicate. Called once per plan by all ranks together.
 
         Raises ReshardError naming the ranks that have another plan.
         """
-        if differ := odd_ones(plan.key, self.ranks):
+        if differ := differing_ranks(plan.key, self.ranks):
             raise ReshardError(
-                f"Ranks {differ} have another resharding plan than rank {self.ranks[0]}. Make it from equal arguments."
+                f"Ranks {differ} have a different reshard plan than rank {self.ranks[0]}. "
+                "Use equal arguments on all ranks."
             )
-        # A first message is a rendezvous: all pairs in one order, or two ranks wait for each other.
+        # A first message is a rendezvous: without one order of the pairs on all ranks, two could deadlock.
         token = torch.zeros(1, dtype=torch.uint8, device=self.device.torch_device)
         for src, dst in sorted({(message.src, message.dst) for message in messages(plan)}):
             if self.rank in (src, dst):
@@ -73,17 +74,18 @@ class Lane:
         self.device.synchronize()
 
     def start(self, plan: ReshardPlan, source: Tensor | None, destination: Tensor | None) -> BackgroundHandle:
-        """Begin to move this rank's tile ``source`` and to fill its tile ``destination``; None where it has
-        none.
+        """Start to move this rank's tile ``source`` and to fill its tile ``destination``; None if
+        the rank has no such tile.
 
-        Either may have any strides (a part of a larger tensor). Raises ReshardError unless they are what the
-        plan moves.
+        Either may have any strides (a part of a larger tensor). Raises ReshardError if shape or
+        dtype do not match the plan.
         """
         _check(plan, self.rank, source, "source")
         _check(plan, self.rank, destination, "destination")
         if source is not None and destination is not None and source.dtype != destination.dtype:
             raise ReshardError(
-                f"Rank {self.rank} would reshard {source.dtype} into {destination.dtype}. Convert before or after."
+                f"Rank {self.rank}: the source tile is {source.dtype}, the destination tile {destination.dtype}. "
+                "Convert before or after."
             )
         if self.messages is None:
             return self._background.start(lambda: self._carry(plan, source, destination))
@@ -92,14 +94,14 @@ class Lane:
         return self._background.start(self.messages.move(size, lambda: self._carry(plan, source, destination)))
 
     def close(self) -> None:
-        """End the thread when it is done with what was started, and leave the groups. Every rank of the lane
-        calls it."""
+        """End the thread after all started reshards, and destroy the groups. Called by every rank
+        of the lane."""
         self._background.close()
         for group in {self._up, self._down}:
             dist.destroy_process_group(group)
 
     def _carry(self, plan: ReshardPlan, source: Tensor | None, destination: Tensor | None) -> None:
-        """This rank's part of the plan."""
+        """Execute this rank's part of the plan."""
         tiles = _Tiles(plan, self.rank, source, destination)
         tiles.copy_local()
         part = _part(plan, self.rank, in_order=self._up is not self._down)
@@ -134,7 +136,7 @@ class Lane:
                 left[key] -= 1
                 if stage is not None and not (
                     key in held and left[key] > 0
-                ):  # else another rank is to get it from there
+                ):  # else the buffer will be sent to another rank
                     held.pop(key, None)
                     self._pool.append(stage)
 
@@ -146,14 +148,15 @@ class Lane:
         return _Posted(self._post(message, buffer), buffer, stage, record)
 
     def _settle(self, posted: _Posted) -> None:
-        """Wait until a message has arrived, or has left; on a GPU its stream waits, not the host."""
+        """Wait until a message has arrived or left; on a GPU the thread's stream waits, not the
+        host."""
         posted.work.wait()
         if self.messages is not None:
             self.messages.settled(posted.record)
 
     def _buffer(self, tiles: _Tiles, message: Message, *, receiving: bool) -> tuple[Tensor, Tensor | None]:
-        """The bytes to send from or receive into, and the staging buffer that they lie in if they do not lie
-        in the tile itself."""
+        """Return the bytes to send from or receive into, and their staging buffer; None if the
+        bytes lie in the tile itself."""
         direct = tiles.direct(message, receiving)
         if direct is not None:
             return direct, None
@@ -178,7 +181,7 @@ class Lane:
 
 
 class _Key(NamedTuple):
-    """A chunk."""
+    """A chunk of a step's box."""
 
     step: int
     start: int
@@ -186,8 +189,8 @@ class _Key(NamedTuple):
 
 
 class _Posted(NamedTuple):
-    """A message under way; keeps its memory alive. stage: the staging buffer that ``buffer`` is a part of, if
-    it is one. record: of it, in the ring."""
+    """A message in flight; keeps its memory alive. stage: the staging buffer of ``buffer``, if any.
+    record: the number of its record."""
 
     work: Any
     buffer: Tensor
@@ -196,7 +199,8 @@ class _Posted(NamedTuple):
 
 
 class _RankScript(NamedTuple):
-    """What one rank does: its script, and how often it sends each chunk that it has received."""
+    """One rank's part of a plan: its messages, its actions, and how often it sends each chunk that
+    it has received."""
 
     listed: list[Message]
     acts: list[Act]
@@ -214,10 +218,10 @@ def _part(plan: ReshardPlan, rank: int, *, in_order: bool) -> _RankScript:
 def _check(plan: ReshardPlan, rank: int, tile: Tensor | None, side: str) -> None:
     layout = plan.source if side == "source" else plan.destination
     if (rank in layout.ranks) != (tile is not None):
-        has = "has one" if tile is not None else "has none"
+        has = "passed a tile" if tile is not None else "passed no tile"
         raise ReshardError(
-            f"Rank {rank} {has}, but a {side} tile belongs to ranks {layout.ranks} of '{layout}'. "
-            "Pass None on all others."
+            f"Rank {rank} {has}, but the {side} layout '{layout}' has tiles on ranks {layout.ranks}. "
+            "Pass None on all other ranks."
         )
     if tile is None:
         return
@@ -225,7 +229,7 @@ def _check(plan: ReshardPlan, rank: int, tile: Tensor | None, side: str) -> None
     if tuple(tile.shape) != wanted:
         raise ReshardError(
             f"The {side} tile of rank {rank} has shape {tuple(tile.shape)}, "
-            f"by the layout '{layout}' it must have {wanted}."
+            f"but the layout '{layout}' requires {wanted}."
         )
     if tile.element_size() != plan.itemsize:
         raise ReshardError(
@@ -246,13 +250,14 @@ class _Tiles:
         self._seen: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
 
     def copy_local(self) -> None:
-        """What this rank needs and has."""
+        """Copy the boxes that this rank both has and needs."""
         for box, rank in local_copies(self.plan.source, self.plan.destination, self.plan.shape):
             if rank == self.rank:
                 _cut(self._destination, box).copy_(_cut(self._source, box))
 
     def direct(self, message: Message, receiving: bool) -> Tensor | None:
-        """The message's bytes in the tile itself, if the box is contiguous there."""
+        """Return the message's bytes in the tile itself; None if the box is not contiguous
+        there."""
         flat = self._box(message, receiving)[1]
         return None if flat is None else flat[message.start * self.plan.itemsize : message.stop * self.plan.itemsize]
 
@@ -275,7 +280,7 @@ class _Tiles:
         return found
 
     def _box(self, message: Message, receiving: bool) -> tuple[Tensor, Tensor | None]:
-        """The task's box in the tile that it comes from or goes to, and the bytes of it if they are
+        """Return the task's box in its source or destination tile, and the box's bytes if they are
         contiguous."""
         task = self.plan.steps[message.step].task
         from_source = not receiving and self.rank in task.holders
@@ -287,5 +292,5 @@ class _Tiles:
 
 
 def _cut(tile: tuple[Tensor, Box] | None, box: Box) -> Tensor:
-    assert tile is not None, "the plan has this rank hold a tile, and start() checked that it does"
+    assert tile is not None, "the plan needs a tile on this rank, which start() has checked"
     return tile[0][box.within(tile[1]).slices]

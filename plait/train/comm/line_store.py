@@ -1,4 +1,5 @@
-"""The launcher's store, as torch sees it from a rank: every call goes over the rank's line."""
+"""The launcher's key-value store as a torch Store: every call goes over the rank's control
+connection."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ from plait.core.runs.channel import StoreAnswer, StoreVerb
 from plait.train.machine.control import Control
 
 _kept: list[Store] = []
-"""Stores of this process: what torch makes of one holds its part in C++ alone, which needs this one."""
+"""Stores of this process, kept alive: torch's C++ objects need the Python object but do not hold
+it."""
 
 
 class LineStore(Store):
-    """The store of the launcher that ``control`` listens to. seconds: in which a key must come that is waited
-    for. Raises DistStoreError where it does not.
+    """Client of the launcher's store over ``control``. seconds: timeout of waits for a key. Raises
+    DistStoreError when it ends.
 
-    torch calls it from C++, in threads of its own, as it does any store.
+    torch calls it from C++, in threads of its own, as any store.
     """
 
     def __init__(self, control: Control, seconds: float) -> None:
@@ -30,14 +32,14 @@ class LineStore(Store):
         self._control = control
         self.set_timeout(timedelta(seconds=seconds))
 
-    timeout: timedelta  # torch's own, which it has not typed
+    timeout: timedelta  # torch's attribute, which has no type there
 
     def _ask(
         self, verb: StoreVerb, keys: Sequence[str], values: Sequence[Any] = (), *, amount: int = 0,
         limit: timedelta | None = None,
     ) -> StoreAnswer:  # fmt: skip
         seconds = (limit or self.timeout).total_seconds()
-        answer = self._control.tell_store(verb, keys, [_text(one) for one in values], amount=amount, seconds=seconds)
+        answer = self._control.call_store(verb, keys, [_text(one) for one in values], amount=amount, seconds=seconds)
         if answer is None:
             raise dist.DistStoreError(f"wait timeout after {seconds * 1000:.0f}ms, keys: {', '.join(keys)}")
         if answer.error:
@@ -46,56 +48,56 @@ class LineStore(Store):
 
     def set(self, key: str, value: Any) -> None:
         """Store a value."""
-        self._control.tell_store("set", [key], [_text(value)])
+        self._control.call_store("set", [key], [_text(value)])
 
     def multi_set(self, keys: list[str], values: list[Any]) -> None:
         """Store several values."""
-        self._control.tell_store("set", keys, [_text(value) for value in values])
+        self._control.call_store("set", keys, [_text(value) for value in values])
 
     def append(self, key: str, value: Any) -> None:
-        """Add to the end of a value."""
-        self._control.tell_store("append", [key], [_text(value)])
+        """Append to a value."""
+        self._control.call_store("append", [key], [_text(value)])
 
     def get(self, key: str) -> bytes:
-        """The value of a key, once it is there."""
+        """Return the value of a key; wait until it exists."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """The values of keys, once all are there."""
+        """Return the values of keys; wait until all exist."""
         return [base64.b64decode(value) for value in self._ask("wait", keys).values]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Return once all keys are there."""
+        """Wait until all keys exist."""
         self._ask("wait", keys, limit=timeout)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, 0 if there is none; what it is then."""
+        """Add ``amount`` to a number (0 if the key is missing); return the sum."""
         return self._ask("add", [key], amount=amount).amount
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
+        """Return True if all keys exist."""
         return bool(self._ask("check", keys).amount)
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key; whether it was there."""
+        """Delete a key; return True if it existed."""
         return bool(self._ask("delete", [key]).amount)
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Store ``desired`` where ``expected`` is; what is there then."""
+        """Set ``desired`` if the value is ``expected``; return the value after that."""
         return base64.b64decode(self._ask("compare_set", [key], [expected, desired]).values[0])
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
         return self._ask("num_keys", []).amount
 
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815  (as C++ calls them)
 
     def has_extended_api(self) -> bool:
-        """Whether it has appending and calls of several keys."""
+        """Return True: appending, and calls with several keys, are supported."""
         return True
 
     def clone(self) -> LineStore:
-        """Itself: a line is shared by threads."""
+        """Return this store: threads may share a connection."""
         return self
 
 

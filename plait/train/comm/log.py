@@ -1,8 +1,8 @@
-"""What a rank does, and above all whom it waits for, as it goes into its ring (``core.record.ring``).
+"""Records of a rank's work, and above all of its waits, written to its ring (``core.record.ring``).
 
-On a CPU a record is whole at once: the host's clock times everything. On a GPU it says when the host handed
-the work over; when that ran is marked by events, and filled in when the step is over, without stopping the
-device.
+On a CPU a record is complete at once: the host's clock times everything. On a GPU it has the time
+at which the host submitted the work. Events mark when the work ran; their times are filled in after
+the step, without stopping the device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple, TypeVar
 
-from plait.core.record.ring import NOBODY, OpPlace, RecordKind, call_of, signature_of
+from plait.core.record.ring import UNSET, OpPlace, RecordKind, call_of, signature_of
 from plait.core.record.ring_writer import Line, RingWriter
 from plait.core.record.timeline import NamedOp
 from plait.train.comm.flight import Carrier, DeviceLine, LoggedWire
@@ -25,7 +25,8 @@ Acts = tuple[tuple[Callable[[T], object], int, int], ...]
 
 
 class _Marked(NamedTuple):
-    """A record whose times a GPU's events know. line: of its group; 0 if it does not wait in one."""
+    """A record whose times are in a GPU's events. line: of its group; 0 if the work does not queue
+    in a group."""
 
     number: int
     start: Mark
@@ -34,14 +35,14 @@ class _Marked(NamedTuple):
 
 
 class _Inside(threading.local):
-    """The step and the name of what a thread does for another; name: 0 for nothing."""
+    """Step and name of the job that a thread runs for another; name: 0 for none."""
 
-    step: int = NOBODY
+    step: int = UNSET
     name: int = 0
 
 
 class Log:
-    """Writes a rank's ring. step: that what begins now belongs to, ``NOBODY`` for none."""
+    """Writes a rank's ring. step: the step of records that begin now, ``NOBODY`` for none."""
 
     def __init__(self, ring: RingWriter, device: RankDevice) -> None:
         self.ring, self.device, self.step = ring, device, 0
@@ -49,15 +50,15 @@ class Log:
         self._inside = _Inside()
         self._starts: dict[int, Mark] = {}
         self._marked: deque[_Marked] = deque(maxlen=ring.header.capacity)
-        self._free: dict[int, int] = {}  # when a line's last collective has ended
+        self._free: dict[int, int] = {}  # by line: end of its last collective
         self._resolving = threading.Lock()
         self.ops: dict[int, NamedOp] = {}
-        """By the number of their name."""
+        """Ops by the number of their name."""
         self._numbers: dict[NamedOp, int] = {}
         self._parts: dict[tuple[int, str], int] = {}
 
     def name_of(self, op: NamedOp) -> int:
-        """The number of an op's name."""
+        """Return the number of an op's name."""
         number = self._numbers.get(op)
         if number is None:
             number = self.ring.name(str(op), OpPlace(op.site, op.layer, op.slice, op.forward))
@@ -66,15 +67,16 @@ class Log:
         return number
 
     def look(self) -> None:
-        """Take note of collectives that have ended. By any thread: what two see at once counts once."""
+        """Record the ends of collectives that have ended. Any thread may call it; an end that two
+        threads see counts once."""
         if self.host:
             self.ring.look()
         else:
             self.resolve()
 
     def run(self, acts: Acts[T], of: T) -> None:
-        """Do some things one after the other. acts: each with the kind and the name of its record, or 0 and 0
-        for none."""
+        """Call functions one after the other. acts: each with the kind and the name of its record,
+        or 0 and 0 for none."""
         if self.host:
             self.ring.run(acts, of, self.step)
         else:
@@ -87,21 +89,21 @@ class Log:
             if kind:
                 self.end(number)
 
-    # ---- one thing ----
+    # ---- single records ----
 
     def enqueue(self, kind: RecordKind, name: int, *, size: int = 0, step: int | None = None) -> int:
-        """Something is handed over to another thread; the number of its record."""
+        """Begin the record of work handed to another thread; return its number."""
         return self.ring.begin(kind, name, self.step if step is None else step, size=size)
 
     def start(self, number: int) -> None:
-        """It is taken up, by the calling thread."""
+        """Record that the calling thread starts the work."""
         if self.host:
             self.ring.start(number)
         else:
             self._starts[number] = self.device.mark()
 
     def begin(self, kind: RecordKind, name: int) -> int:
-        """The calling thread does something from now on."""
+        """Begin the record of work on the calling thread; return its number."""
         if self.host:
             return self.ring.enter(kind, name, self.step)
         number = self.ring.begin(kind, name, self.step)
@@ -109,20 +111,20 @@ class Log:
         return number
 
     def end(self, number: int) -> None:
-        """The calling thread has done it, or on a GPU submitted it."""
+        """Record that the calling thread has done the work, or on a GPU submitted it."""
         if self.host:
             self.ring.end(number)
         else:
             self._marked.append(_Marked(number, self._starts.pop(number), self.device.mark(), 0))
 
     def fail(self, number: int) -> None:
-        """It ended with an error."""
+        """Record that the work ended with an error."""
         self._starts.pop(number, None)
         self.ring.end(number, failed=True)
 
     @contextmanager
     def during(self, kind: RecordKind, what: str, *, step: int | None = None) -> Generator[None]:
-        """A record of the block, by the host's clock."""
+        """Record the block, by the host's clock."""
         number = self.ring.enter(kind, self.ring.name(what), self.step if step is None else step)
         try:
             yield
@@ -131,12 +133,13 @@ class Log:
             raise
         self.ring.end(number)
 
-    def handed(
+    def recorded_job(
         self, name: int, job: Callable[[], int | None], *, step: int | None = None, size: int = 0, group: int = 0,
         sequence: int = 0,
     ) -> Callable[[], None]:  # fmt: skip
-        """A job for another thread, recorded from now on; what it communicates is a part of it. It may return
-        how many bytes it has sent; else they are ``size``."""
+        """Return ``job``, for another thread, with a record that begins now; communication inside
+        it is recorded as its part. The job may return the bytes that it has sent; else they are
+        ``size``."""
         of = self.step if step is None else step
         number = self.ring.begin(RecordKind.JOB, name, of, size=size, group=group, sequence=sequence)
         inside = self._inside
@@ -160,18 +163,21 @@ class Log:
     # ---- groups ----
 
     def over(self, wire: Carrier, ranks: Sequence[int], label: str) -> LoggedWire:
-        """A wire that is recorded. Called by all of ``ranks``, which it connects, at the same point."""
+        """Return a wire that records its collectives. Called by all of ``ranks``, which it
+        connects, at the same point."""
         number = self.ring.group(ranks, label)
         return LoggedWire(wire, self, Line(self.ring, number) if self.host else DeviceLine(self, number), label)
 
     def messages(self, ranks: Sequence[int], label: str) -> Messages:
-        """The messages of a group, opened as a wire."""
+        """Return the recorder of messages of a group. Called by all of ``ranks`` at the same
+        point."""
         return Messages(self, self.ring.group(ranks, label))
 
     # ---- inside ----
 
     def within(self, label: str) -> tuple[int, int]:
-        """The step and the name of a group's communication that nobody gave a name."""
+        """Return step and name for a group's communication without a name of its own: those of the
+        running job, else the current step and ``label``."""
         inside = self._inside
         if not inside.name:
             return self.step, self.ring.name(label)
@@ -182,11 +188,11 @@ class Log:
         return inside.step, number
 
     def marked(self, number: int, start: Mark, end: Mark, line: int) -> None:
-        """A GPU will know when this was."""
+        """Record that a GPU's events hold the times of this record."""
         self._marked.append(_Marked(number, start, end, line))
 
     def moved(self, number: int, start: Mark, end: Mark) -> None:
-        """It was under way on another thread, between these marks."""
+        """Record that the work ran on another thread between these marks."""
         if self.host:
             assert isinstance(start, int) and isinstance(end, int)
             self.ring.start(number, start)
@@ -195,8 +201,9 @@ class Log:
             self._marked.append(_Marked(number, start, end, 0))
 
     def resolve(self) -> None:
-        """Fill in the times that a GPU's events know by now. What the device is still busy with, as other
-        threads may keep it beyond the end of a step, waits for the next time: the host does not."""
+        """Fill in the times of GPU events that have been reached. Events that the device has not
+        reached wait for the next call, because other threads may keep the device busy beyond a
+        step's end; the host does not wait."""
         with self._resolving:
             self._resolve()
 
@@ -206,7 +213,7 @@ class Log:
             one = self._marked.popleft()
             if one.line in busy or not (self.device.reached(one.start) and self.device.reached(one.end)):
                 self._marked.append(one)
-                busy |= {one.line} - {0}  # a group's stay in their order
+                busy |= {one.line} - {0}  # records of a group stay in their order
                 continue
             start, end = self.device.nanoseconds(one.start), self.device.nanoseconds(one.end)
             if one.line:  # a group serves one collective at a time
@@ -217,8 +224,9 @@ class Log:
 
 
 class Messages:
-    """The records of what a group sends from rank to rank. Messages of the group from one rank to one other
-    are numbered, and so is what they are parts of, which all ranks hand over in the same order."""
+    """Records of the messages that a group's ranks send each other. Messages from one rank to
+    another are numbered, and so are the moves that they belong to; all ranks start moves in the
+    same order."""
 
     def __init__(self, log: Log, group: int) -> None:
         self.log, self.group = log, group
@@ -226,13 +234,13 @@ class Messages:
         self._moves: Iterator[int] = count()
 
     def move(self, size: int, job: Callable[[], None]) -> Callable[[], None]:
-        """What moves ``size`` bytes of this rank to other ranks, or to this one, recorded; for another
-        thread."""
+        """Return ``job``, for another thread, with a record; it moves ``size`` bytes of this
+        rank."""
         name, sequence = self.log.ring.name("reshard"), next(self._moves)
-        return self.log.handed(name, job, size=size, group=self.group, sequence=sequence)
+        return self.log.recorded_job(name, job, size=size, group=self.group, sequence=sequence)
 
     def post(self, peer: int, *, sends: bool, size: int) -> int:
-        """A message is sent to a peer, or awaited from it; the number of its record."""
+        """Begin the record of a message sent to a peer, or expected from it; return its number."""
         log, kind = self.log, RecordKind.SEND if sends else RecordKind.RECEIVE
         step, name = log.within("message")
         sequence = self._sent[kind, peer]
@@ -245,5 +253,6 @@ class Messages:
         return number
 
     def settled(self, number: int) -> None:
-        """It has arrived, or has left; on a GPU the calling thread's stream waits for that."""
+        """Record that the message has arrived, or has left; on a GPU the calling thread's stream
+        waits for that."""
         self.log.end(number)

@@ -1,9 +1,10 @@
-"""Collectives of one group behind one small contract, so that they can be plugged, delayed, recorded or left
-out.
+"""Collectives of one group behind one small interface, so that implementations can be exchanged,
+delayed, recorded or left out.
 
-A wire starts a collective and returns a handle; whoever needs the result waits on the handle. Between the two
-nobody may read, write or free the buffers. One total order per group on every rank (the segment list's): gloo
-gives wrong sums without a word, and NCCL hangs, when ranks disagree.
+A wire starts a collective and returns a handle; the reader of the result waits on the handle.
+Between the two nobody may read, write or free the buffers. Every rank of a group must start its
+collectives in one order (the instruction list's). If ranks disagree, gloo silently gives wrong sums
+and NCCL hangs.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from torch.futures import Future
 from plait.core.base.env import gloo_interface
 from plait.core.record.records import sent_bytes
 from plait.core.step.segments import Collective
-from plait.train.comm.world import group_name, new_group, patience
+from plait.train.comm.tree import group_name
+from plait.train.comm.world import new_group, world_timeout
 from plait.train.machine.device import AsyncWork
-from plait.train.machine.threads import running, serve_first
+from plait.train.machine.threads import prioritize, running
 
 
 class Handle(AsyncWork, Protocol):
@@ -32,8 +34,8 @@ class Handle(AsyncWork, Protocol):
 
 
 class Splits(NamedTuple):
-    """An exchange of unequal parts. into: how many numbers come from every rank, in order; out: how many go
-    to each. total: of all ranks together, the same on each."""
+    """Sizes of an exchange of unequal parts. into: numbers received from every rank, in order. out:
+    numbers sent to each. total: of all ranks together, equal on each."""
 
     into: list[int]
     out: list[int]
@@ -41,28 +43,30 @@ class Splits(NamedTuple):
 
 
 class Wire(Protocol):
-    """What the executor needs of a group of ranks. ``source`` and ``result`` are one buffer for an
-    all-reduce."""
+    """A process group as the executor uses it. In an all-reduce ``source`` and ``result`` are one
+    buffer."""
 
     size: int
     rank: int
 
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
-        """Start a sum all-reduce of ``result``; an all-gather, a sum reduce-scatter or an all-to-all along
-        dim 0; a rotation, by which every rank gets the ``source`` of the one before it."""
+        """Start a collective: a sum all-reduce of ``result``; an all-gather, a sum reduce-scatter
+        or an all-to-all along dim 0; or a rotation, in which every rank receives the ``source`` of
+        the previous rank."""
         ...
 
 
 class Exchanger(Wire, Protocol):
-    """A wire that also exchanges unequal parts."""
+    """A wire that can also exchange unequal parts."""
 
     def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> Handle:
-        """Start to send every rank its part of ``source``, and to receive theirs, both flat."""
+        """Start to send every rank its part of ``source``, and to receive theirs into ``result``,
+        both flat."""
         ...
 
 
 class _Done:
-    """Nothing is in flight."""
+    """The handle of a collective that is already complete."""
 
     def wait(self) -> None:
         pass
@@ -77,8 +81,8 @@ class _Done:
 
 
 class NullWire:
-    """No network at all: the shapes of the collectives without their values. Speed of light for measurements,
-    and tp = 1."""
+    """A wire without a network: the shapes of the collectives without their values. It serves tp =
+    1, and measurements of the step time without communication."""
 
     def __init__(self, size: int = 1, rank: int = 0) -> None:
         self.size, self.rank = size, rank
@@ -94,7 +98,7 @@ class NullWire:
         return _Done()
 
     def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> _Done:
-        """What goes to this rank itself, in place of everything."""
+        """Fill ``result`` from this rank's own data."""
         result.copy_(source[: result.numel()])
         return _Done()
 
@@ -103,11 +107,11 @@ _NAMES = {
     "all_gather": ("all_gather_single", "all_gather_into_tensor"),
     "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
 }
-"""What torch calls them: 2.13 and newer, and before."""
+"""torch's names of the collectives: from 2.13 on, and before."""
 
 
 class GroupWire:
-    """A torch.distributed process group: NCCL, RCCL, or any other backend."""
+    """The wire of a torch.distributed process group: NCCL, RCCL, or any other backend."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -121,7 +125,7 @@ class GroupWire:
         return work
 
     def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> Handle:
-        """Start it asynchronously."""
+        """Start the exchange asynchronously."""
         work = dist.all_to_all_single(result, source, splits.into, splits.out, group=self.group, async_op=True)
         assert work is not None, "this rank is not in the group"
         return work
@@ -137,13 +141,14 @@ class GroupWire:
 
 
 class GlooWire:
-    """gloo over some or all ranks, with what its torch.distributed wrapper does not offer.
+    """The wire of gloo over some or all ranks, with features that torch.distributed's wrapper
+    lacks.
 
-    One worker thread: collectives use the link one after the other in the order in which they start, so that
-    the first is there as early as can be; the wrapper's two would halve each other's bandwidth. A
-    reduce-scatter that sends each rank its share only: gloo's own is an all-reduce that throws most of its
-    result away. An all-gather without a second copy of the result, which gloo's own makes whenever its thread
-    comes to it.
+    One worker thread runs collectives one after the other in the order of their start, so that the
+    first is complete as early as possible; the wrapper's two threads would halve each other's
+    bandwidth. A reduce-scatter sends each rank only its share; gloo's own is an all-reduce that
+    discards most of its result. An all-gather makes no second copy of the result, unlike gloo's
+    own.
     """
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
@@ -153,15 +158,15 @@ class GlooWire:
         gloo: Any = dist.ProcessGroupGloo  # its Python side is untyped
         interface = gloo_interface()
         options = gloo._Options()
-        # All of them speak with each other, in the first step: connect now, whatever other groups do.
+        # All pairs communicate in the first step: connect now, even if other groups connect when needed.
         where = gloo.create_device(interface=interface, lazy_init=False) if interface else None
         options._devices = [where or gloo.create_default_device(lazy_init=False)]
         options._threads = 1
-        options._timeout = patience()
+        options._timeout = world_timeout()
         store = c10d.PrefixStore(f"{group_name(ranks)}/wire/", dist.distributed_c10d._get_default_store())
         self._gloo = gloo(store, self.rank, self.size, options)
         self._spare: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
-        serve_first(running() - before)
+        prioritize(running() - before)
 
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
         """Start the collective asynchronously."""
@@ -180,7 +185,7 @@ class GlooWire:
         )
 
     def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> Handle:
-        """Start it asynchronously."""
+        """Start the exchange asynchronously."""
         return self._gloo.alltoall_base(result, source, splits.into, splits.out, c10d.AllToAllOptions())
 
     def _exchange(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
@@ -188,8 +193,8 @@ class GlooWire:
         return self._gloo.alltoall_base(result.view(-1), source.view(-1), into, out, c10d.AllToAllOptions())
 
     def _gather(self, result: Tensor, source: Tensor) -> Handle:
-        """Shares go round, each to where it stays; the worker thread begins with one when the one before has
-        come."""
+        """Run the all-gather as a ring, each share into its final place; the worker thread sends
+        one share when the previous has arrived."""
         shares = result.view(self.size, -1)
         if source.data_ptr() != shares[self.rank].data_ptr():
             shares[self.rank].copy_(source.view(-1))
@@ -197,28 +202,29 @@ class GlooWire:
         return _Several([self._exchange("rotate", came, gone) for gone, came in pairwise(at)])
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> Handle:
-        """To a rank, by its place in the group."""
+        """Send to a rank, by its index in the group."""
         return self._gloo.send([tensor], to, tag)
 
     def receive(self, tensor: Tensor, of: int, tag: int = 0) -> Handle:
-        """From a rank, by its place in the group."""
+        """Receive from a rank, by its index in the group."""
         return self._gloo.recv([tensor], of, tag)
 
 
 def _require_contiguous(kind: Collective, result: Tensor, source: Tensor) -> None:
-    """NCCL takes nothing else, and gloo moves the memory between, whatever it is."""
+    """Raise ValueError for tensors that are not contiguous: NCCL refuses them, and gloo would also
+    move the memory between the elements."""
     for name, tensor in (("result", result), ("source", source)):
         if not tensor.is_contiguous():
             raise ValueError(f"the {name} of an {kind} has shape {tuple(tensor.shape)} and strides {tensor.stride()}")
 
 
 def started(wire: Exchanger, kind: Collective | Splits, result: Tensor, source: Tensor) -> Handle:
-    """A collective of a wire, or an exchange of unequal parts, in flight."""
+    """Start a collective of a wire, or an exchange of unequal parts; return its handle."""
     return wire.exchange(result, source, kind) if isinstance(kind, Splits) else wire.start(kind, result, source)
 
 
 def equal_splits(kind: Collective, source: Tensor, rank: int, size: int) -> tuple[list[int], list[int]]:
-    """How many numbers go to every rank, and how many come: of an all-to-all or a rotation."""
+    """Return the numbers sent to every rank and those received, for an all-to-all or a rotation."""
     if kind == "all_to_all":
         return [source.numel() // size] * size, [source.numel() // size] * size
     to, of = (rank + 1) % size, (rank - 1) % size
@@ -243,8 +249,8 @@ class _Several:
 
 
 class _ScatteredSum:
-    """A reduce-scatter in flight: every rank's share for this one arrives, and is added up by whoever waits;
-    its memory is used again."""
+    """A reduce-scatter in flight: the shares of all ranks arrive, and ``wait`` adds them up; the
+    receive buffer is reused."""
 
     def __init__(self, work: Handle, received: Tensor, result: Tensor, spare: list[Tensor]) -> None:
         self.work, self.received, self.result, self.spare = work, received, result, spare
@@ -255,20 +261,21 @@ class _ScatteredSum:
         self.spare.append(self.received.view(-1))
 
     def get_future(self) -> Future[object]:
-        """Of the transfer, for the recorder."""
+        """Return the transfer's future, for the recorder."""
         return self.work.get_future()
 
     def is_completed(self) -> bool:
-        """Of the transfer, likewise."""
+        """Return True if the transfer is complete; the sum may still be due."""
         return self.work.is_completed()
 
 
 def open_wire(backend: str, ranks: Sequence[int] | None = None, *, urgent: bool = False) -> Exchanger:
-    """The wire over ``ranks`` (all, if not given) for a collective backend (``gloo``, ``nccl``, ``staged``).
-    urgent: what computation waits for; on a GPU its kernels go before others.
+    """Return the wire over ``ranks`` (None: all) for a collective backend (``gloo``, ``nccl``,
+    ``staged``). urgent: computation waits for its collectives, so on a GPU their kernels have
+    priority.
 
-    Ranks that share several groups open them in one order; who is not among ``ranks`` gets a wire of its own
-    that goes nowhere.
+    Ranks that share several groups open them in one order. A rank that is not among ``ranks`` gets
+    a wire of its own without a network.
     """
     if ranks is not None and (len(ranks) == 1 or dist.get_rank() not in ranks):
         return NullWire()
@@ -276,17 +283,19 @@ def open_wire(backend: str, ranks: Sequence[int] | None = None, *, urgent: bool 
 
 
 def wire_bytes(kind: Collective, result: Tensor, source: Tensor, size: int) -> int:
-    """Bytes each rank sends for a bandwidth-optimal (ring) collective over ``size`` ranks."""
+    """Return the bytes that each rank sends for a bandwidth-optimal (ring) collective over ``size``
+    ranks."""
     return sent_bytes(kind, max(result.numel(), source.numel()) * source.element_size(), size)
 
 
 def sum_over(wire: Wire, value: Tensor) -> Tensor:
-    """``value`` summed over the group, blocking; for the few small reductions outside the segment list."""
+    """Sum ``value`` over the group in place and return it; blocking. For the few small reductions
+    outside the instruction lists."""
     if wire.size > 1 and not isinstance(wire, NullWire):
         wire.start("all_reduce", value, value).wait()
     return value
 
 
 def empty_like_gathered(source: Tensor, size: int) -> Tensor:
-    """An uninitialised buffer for the all-gather of ``source`` along dim 0."""
+    """Return an uninitialised buffer for the all-gather of ``source`` along dim 0."""
     return source.new_empty((source.shape[0] * size, *source.shape[1:]))

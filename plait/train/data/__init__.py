@@ -1,1 +1,1 @@
-"""From text to batches."""
+"""The data path from text to batches of tokens."""

@@ -1,20 +1,20 @@
-"""Chats as text: a tokenizer's own chat template, and which characters of a rendered chat are answers.
+"""Render chats as text with a tokenizer's chat template, and locate the answers in the text.
 
-A template is a program in Jinja that comes with a model (transformers' documentation, "Chat templates",
-https://huggingface.co/docs/transformers/chat_templating, read 2026-11). It is rendered as transformers
-renders it: ``trim_blocks`` and ``lstrip_blocks``, loop controls, the functions ``raise_exception`` and
-``strftime_now``, ``tojson`` that escapes nothing, special tokens by their names, keys without a value left
-out. It runs in jinja2's sandbox for values that cannot be changed, within the limits below; and in a process
-with others (``plait.train.data.rendering``).
+A template is a Jinja program that ships with a model (transformers' documentation, "Chat
+templates", https://huggingface.co/docs/transformers/chat_templating, read 2026-11). It is rendered
+as in transformers: ``trim_blocks`` and ``lstrip_blocks``, loop controls, the functions
+``raise_exception`` and ``strftime_now``, ``tojson`` that escapes nothing, special tokens by their
+names, keys without a value left out. It runs in jinja2's sandbox for immutable values, in a process
+with limits of time and memory (``plait.train.data.rendering``).
 
-Answers are found in one of three ways, in this order:
+Answers are located in one of three ways, in this order:
 
-- the template marks them with ``{% generation %}``: these characters;
-- rendering is additive: what a chat renders to, up to before an answer and with the prompt for one, begins
-  what it renders to with the answer, and this begins the whole. The answer is what is between. White space
-  behind its last special token is no part of it;
-- else the chat becomes one text for each answer, what the template shows when that answer is due, and only
-  this answer counts (templates that leave out earlier reasoning, for example).
+- The template marks them with ``{% generation %}``: these characters.
+- Rendering is additive: the chat before an answer, with the generation prompt, renders to a prefix of the
+  chat with the answer, and that to a prefix of the whole chat. The answer is the difference, without
+  white space after its last special token.
+- Otherwise the chat becomes one text for each answer: the chat up to this answer, as the template renders it.
+  Only this answer counts (needed for templates that leave out earlier reasoning, for example).
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ from typing import TYPE_CHECKING, Any, cast
 from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import DataError
 from plait.core.base.files import contents_within, kind_of, reason_of
-from plait.core.base.numbers import shown
-from plait.train.data.messages import ANSWERS, REASONING, Message, WrongChat
-from plait.train.data.template_forms import fit, label
+from plait.train.data.messages import ANSWERS, REASONING, InvalidChat, Message, fit, label
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -44,16 +42,28 @@ if TYPE_CHECKING:
 TEMPLATE, SETTINGS, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 LARGEST = 1 << 20
-"""Bytes of a template; the longest public ones have 30,000."""
+"""Bytes of a template, at most; the longest public ones have 30,000."""
 MOST_TEXT = 256 << 20
-"""Characters that a chat is rendered to."""
-MOST_WORK = 2_000_000
-"""Numbers that ``range`` counts, and characters that ``*`` makes, in one rendering."""
+"""Characters of a rendered chat, at most."""
+
+
+def settings_in(file: Path) -> dict[str, Any]:
+    """Return the settings in a JSON file; empty if there is no file. Raises DataError."""
+    try:
+        return read_table(file) if kind_of(file) else {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read as JSON settings ({reason_of(error)}); repair or remove it") from None
+
+
+def spelled(token: Any) -> Any:
+    """Return the text of a special token, which is a string or a table with ``content``."""
+    return cast("dict[str, Any]", token).get("content") if isinstance(token, dict) else token
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A chat as text. answers: from which to which character, rising. remarks: on forms that were changed."""
+    """A chat as text. answers: begin and end of each answer in characters, rising. remarks: on
+    forms that were changed."""
 
     text: str
     answers: tuple[tuple[int, int], ...]
@@ -62,7 +72,8 @@ class Rendered:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """One, with the special tokens that it may name. special: all that a tokenizer has."""
+    """A chat template, with the special tokens that it may name. special: all special tokens of the
+    tokenizer."""
 
     source: str
     where: str
@@ -70,9 +81,13 @@ class ChatTemplate:
     special: tuple[str, ...] = ()
 
     @staticmethod
-    def beside(tokenizer: Path | None, special: Sequence[str] = (), *, instead: Path | None = None) -> ChatTemplate:
-        """A tokenizer's: of ``chat_template.jinja``, else of ``tokenizer_config.json``, in its folder. None:
-        bytes, which have none. instead: a file with another. Raises DataError where there is none."""
+    def of_tokenizer(
+        tokenizer: Path | None, special: Sequence[str] = (), *, instead: Path | None = None
+    ) -> ChatTemplate:
+        """Return a tokenizer's template: from ``chat_template.jinja``, else from
+        ``tokenizer_config.json``, in its folder. tokenizer: its file; None for the byte tokenizer,
+        which has no template. instead: a template file to use instead. Raises DataError if there is
+        no template."""
         if tokenizer is None:
             if instead is None:
                 raise DataError(
@@ -80,9 +95,9 @@ class ChatTemplate:
                     "with a template (data.chat_template)"
                 )
             return ChatTemplate(_read(instead), str(instead), {}, tuple(special))
-        settings = _table(tokenizer.with_name(SETTINGS))
-        given = {**_table(tokenizer.with_name(TOKENS)), **settings}
-        tokens = {name: text for name in NAMED if (text := _content(given.get(name))) is not None}
+        settings = settings_in(tokenizer.with_name(SETTINGS))
+        given = {**settings_in(tokenizer.with_name(TOKENS)), **settings}
+        tokens = {name: text for name in NAMED if isinstance(text := spelled(given.get(name)), str)}
         file = instead or tokenizer.with_name(TEMPLATE)
         if instead or kind_of(file) == "file":
             return ChatTemplate(_read(file), str(file), tokens, tuple(special))
@@ -100,52 +115,47 @@ class ChatTemplate:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """All that decides what a chat renders to, apart from the day."""
+        """All values that decide the rendered text, apart from the date."""
         return self.source, sorted(self.tokens.items()), self.special
 
     @property
     def dated(self) -> bool:
-        """Whether it may write the day on which it is rendered."""
+        """True if the template may write the current date."""
         return "strftime_now" in self.source
 
     @cached_property
-    def _compiled(self) -> tuple[Template, _Work]:
+    def _compiled(self) -> Template:
         from jinja2 import TemplateError
 
-        work = _Work()
         try:
-            return _environment(work).from_string(self.source), work
+            return _environment().from_string(self.source)
         except (TemplateError, RecursionError) as error:
             raise DataError(
                 f"{self.where}: not a chat template ({error or type(error).__name__}); correct it"
             ) from None
 
     def render(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
-        """The text of a chat; prompt: with what asks for an answer behind it. Raises WrongChat."""
+        """Return the text of a chat. prompt: append the generation prompt. Raises WrongChat."""
         return self._marked(messages, tools, prompt=prompt).replace(BEGIN, "").replace(END, "")
 
     def _marked(self, messages: Sequence[Message], tools: Any, *, prompt: bool) -> str:
-        """With marks around what the template says is generated."""
+        """Return the text, with marks around the ranges in ``{% generation %}``."""
         from jinja2 import TemplateError
 
-        template, work = self._compiled
-        work.done, size, parts = 0, 0, list[str]()
         values: dict[str, Any] = {**self.tokens, "messages": [_plain(one) for one in messages], "tools": tools}
         try:
-            for part in template.generate(**values, documents=None, add_generation_prompt=prompt):
-                size += len(part)
-                if size > MOST_TEXT:
-                    raise WrongChat(f"the template makes more than {MOST_TEXT:,} characters of it")
-                parts.append(part)
+            text = self._compiled.render(**values, documents=None, add_generation_prompt=prompt)
         except TemplateError as error:
-            raise WrongChat(f"the template refuses it: {error.message or type(error).__name__}") from None
+            raise InvalidChat(f"the template refuses it: {error.message or type(error).__name__}") from None
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise WrongChat(f"the template cannot render it ({type(error).__name__}: {error})") from None
-        return "".join(parts)
+            raise InvalidChat(f"the template cannot render it ({type(error).__name__}: {error})") from None
+        if len(text) > MOST_TEXT:
+            raise InvalidChat(f"the template makes more than {MOST_TEXT:,} characters of it")
+        return text
 
     def rendered(self, messages: Sequence[Message], tools: Any = None) -> list[Rendered]:
-        """The texts of a chat, one unless rendering is not additive, each with at least one answer. Answers
-        with ``weight`` 0 do not count. Raises WrongChat."""
+        """Return the texts of a chat: one if rendering is additive, else one per answer; each has
+        at least one answer. Answers with ``weight`` 0 do not count. Raises WrongChat."""
         due = [at for at, one in enumerate(messages) if one.get("role") == ANSWERS and one.get("weight", 1)]
         if not due:
             return []
@@ -159,28 +169,31 @@ class ChatTemplate:
         return texts
 
     def _by_marks(self, whole: str, messages: Sequence[Message], tools: Any, due: Sequence[int]) -> Rendered:
-        """What stands between marks is an answer, if it belongs to a message that is due."""
+        """Return the text with the marked ranges as answers, restricted to the messages in
+        ``due``."""
         text, spans = _spans(whole)
         if sum(one.get("role") == ANSWERS for one in messages) > len(due):
             found = (self._owners(messages, tools, empty=empty) for empty in (True, False))
             owners = next((one for one in found if len(one) == len(spans)), None)
             if owners is None:
-                raise WrongChat(
-                    "the template marks answers, and which of them have weight 0 cannot be told; give it without "
-                    "{% generation %}"
+                raise InvalidChat(
+                    "the template marks answers, but Plait cannot determine which of them have weight 0; "
+                    "use a template without {% generation %}"
                 )
             spans = [span for span, owner in zip(spans, owners, strict=True) if owner in due]
         return Rendered(text, tuple((begin, end) for begin, end in spans if begin < end))
 
     def _owners(self, messages: Sequence[Message], tools: Any, *, empty: bool) -> list[int]:
-        """Return for each mark the message whose text stands in it or last before it; behind texts of other
-        roles, the next answer. For that, texts (also those that are empty) have their message's number behind
-        them; nothing where the template refuses this."""
+        """Return for each marked range the index of the message that it belongs to: of the last
+        message whose text begins before the range's end, or of the next answer after it, if that
+        message has another role. To find out, every text (with ``empty``, also an empty one) is
+        rendered with its message's number appended. Return an empty list if the template refuses
+        that."""
         last, owners = -1, list[int]()
         labelled = [label(one, f"{LABEL}{at:06}", empty=empty) for at, one in enumerate(messages)]
         try:
             whole = self._marked(labelled, tools, prompt=False)
-        except WrongChat:
+        except InvalidChat:
             return []
         for part in re.split(f"({LABEL}[0-9]{{6}}|{END})", whole):
             if part.startswith(LABEL):
@@ -191,39 +204,41 @@ class ChatTemplate:
         return owners
 
     def _answer(self, messages: Sequence[Message], tools: Any, at: int) -> Rendered:
-        """The chat up to an answer, and where this stands."""
+        """Return the chat up to and including message ``at``, with this answer's range. Raises
+        WrongChat."""
         before = self.render(messages[:at], tools) if at else ""
         try:
             asked = self.render(messages[:at], tools, prompt=True)
-        except WrongChat:
+        except InvalidChat:
             if at:
                 raise
-            asked = ""  # many templates look at the first message
+            asked = ""  # many templates need a first message
         text = self.render(messages[: at + 1], tools)
         begin = _common(asked, text)
         if begin < len(before) or begin >= len(text):
-            raise WrongChat(
+            raise InvalidChat(
                 f"the template renders what comes before message {at + 1} otherwise with it than without, so "
                 "where it begins cannot be told; mark answers in the template with {% generation %}"
             )
         return Rendered(text, ((begin, self._end(text, begin)),))
 
     def _end(self, text: str, begin: int) -> int:
-        """Behind an answer's last special token, if nothing but white space follows."""
+        """Return the end of an answer's last special token, if only white space follows; else the
+        end of the text."""
         stripped = text.rstrip()
         ends = len(stripped) > begin and any(stripped.endswith(token) for token in self.special)
         return len(stripped) if ends else len(text)
 
 
 def _common(one: str, other: str) -> int:
-    """Characters with which both begin."""
+    """Return the length of the common prefix in characters."""
     if other.startswith(one):
         return len(one)
     return next(at for at, (a, b) in enumerate(zip(f"{one}\0", f"{other}\1", strict=False)) if a != b)
 
 
 def _spans(marked: str) -> tuple[str, list[tuple[int, int]]]:
-    """A text without marks, and what stood between each two of them."""
+    """Return a text without marks, and the ranges that were marked."""
     text, spans, begin = "", list[tuple[int, int]](), 0
     for part in re.split(f"({BEGIN}|{END})", marked):
         if part == BEGIN:
@@ -238,14 +253,6 @@ def _spans(marked: str) -> tuple[str, list[tuple[int, int]]]:
 # ---- reading ----
 
 
-def _table(path: Path) -> dict[str, Any]:
-    """The settings in a file of JSON; none where there is no file."""
-    try:
-        return read_table(path) if kind_of(path) else {}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON settings ({reason_of(error)}); repair or remove it") from None
-
-
 def _read(path: Path) -> str:
     try:
         return contents_within(path, LARGEST).decode()
@@ -253,14 +260,8 @@ def _read(path: Path) -> str:
         raise DataError(f"{path}: cannot be read as a chat template: {reason_of(error)}; correct it") from None
 
 
-def _content(token: Any) -> str | None:
-    """The text of a special token, which stands there as such or in a table."""
-    found = cast("dict[str, Any]", token).get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) else None
-
-
 def _plain(message: Message) -> dict[str, Any]:
-    """A message as templates get it."""
+    """Return a message in the form that templates expect."""
     found = {key: value for key, value in message.items() if value is not None}
     reasoning = next((found[key] for key in REASONING if key in found), None)
     return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
@@ -270,86 +271,40 @@ def _plain(message: Message) -> dict[str, Any]:
 
 _NONCE = secrets.token_hex(8)
 BEGIN, END = f"\ue000{_NONCE}b", f"\ue000{_NONCE}e"
-"""Marks of an answer in what is rendered; nobody who writes a chat can know them."""
+"""Marks of an answer in the rendered text; random, so that no chat can contain them."""
 LABEL = f"z{_NONCE}"
-"""What stands before a message's number in its own texts."""
+"""The beginning of the tag with a message's number, which is appended to the message's texts."""
 
 
-class _Work:
-    """What a rendering has done. Raises WrongChat where it is too much."""
-
-    done = 0
-
-    def add(self, amount: int) -> None:
-        """Count some."""
-        self.done += amount
-        if self.done > MOST_WORK:
-            raise WrongChat(f"the template counts or repeats more than {MOST_WORK:,} times for it")
-
-
-def _environment(work: _Work) -> Environment:
-    """Where templates are rendered: jinja2 3.1.6 or newer, whose sandbox has no known way out."""
+def _environment() -> Environment:
+    """Return the environment to render templates in: jinja2 3.1.6 or newer, whose sandbox has no
+    known escape."""
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """``{% generation %}``."""
+        """The block ``{% generation %}``."""
 
         tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Parser) -> Node:
-            """The block's text, between marks."""
+            """Return the block's text, between marks."""
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             call = self.call_method("marked")
             return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
         def marked(self, caller: Callable[[], str]) -> str:
-            """With marks."""
+            """Return the text with marks around it."""
             return BEGIN + caller() + END
 
-    class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset({"*", "**", "%"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            """Texts and numbers of a sensible size."""
-            if operator == "*":
-                work.add(max(_amount(left, right), _amount(right, left)))
-            elif operator == "**" or (isinstance(left, str) and re.search(r"\d{4}|\*", left)):
-                raise WrongChat(f"the template computes {operator} of {shown(left)}")
-            return super().call_binop(context, operator, left, right)
-
-        def call(self, context: Any, called: Any, *given: Any, **named: Any) -> Any:
-            """Nothing makes a text of a length that is given as a number."""
-            work.add(max((abs(one) for one in (*given, *named.values()) if isinstance(one, int)), default=1))
-            return super().call(context, called, *given, **named)
-
-    def counted(*bounds: int) -> range:
-        numbers = range(*bounds)
-        work.add(len(numbers))
-        return numbers
-
-    def measured(function: Callable[..., Any]) -> Callable[..., Any]:
-        def measure(*given: Any, **named: Any) -> Any:
-            work.add(max((abs(one) for one in (*given, *named.values()) if isinstance(one, int)), default=1))
-            return function(*given, **named)
-
-        return measure
-
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
     environment.filters["tojson"] = _tojson
-    for name in ("center", "indent", "format"):
-        environment.filters[name] = measured(environment.filters[name])
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now, "range": counted}
-    environment.globals.pop("lipsum", None)
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
     return environment
-
-
-def _amount(text: Any, times: Any) -> int:
-    """Characters or values of a repeated one."""
-    repeats = isinstance(text, str | list | tuple) and isinstance(times, int)
-    return len(text) * max(times, 0) if repeats else 1
 
 
 def _refuse(message: str) -> None:
@@ -359,7 +314,7 @@ def _refuse(message: str) -> None:
 
 
 def _now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005  (the day where the user is)
+    return datetime.now().strftime(form)  # noqa: DTZ005  (the user's local date)
 
 
 def _tojson(

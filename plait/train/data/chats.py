@@ -1,14 +1,14 @@
-"""Rows that hold chats, or prompts with answers, as texts in which answers are marked.
+"""Turn rows that hold chats, or prompts with answers, into texts in which answers are marked.
 
-| ``data.rows`` | a row has | which becomes |
+| ``data.rows`` | a row has | the text |
 |---|---|---|
 | ``chats`` | ``messages``: a list of ``role``, ``content`` (or ``from``, ``value``); ``tools`` | a chat |
-| ``pairs`` | ``prompt`` and ``completion``: texts | one behind the other, then end-of-text |
+| ``pairs`` | ``prompt`` and ``completion``: texts | prompt, completion, end-of-text |
 | ``pairs`` | ``prompt`` and ``completion``: lists of messages | a chat; only the second list counts |
 
-A text is bytes with marks that no UTF-8 contains: where an answer begins, where it ends, and end-of-text. So
-it goes through preparation like any other; ``AnswerTokenizer`` reads the marks. In the corpus a token of an
-answer is its id plus ``MARK``.
+A marked text is bytes, with marks that UTF-8 never contains: begin of an answer, end of an answer,
+end-of-text. So the preparation handles it like any other text; ``AnswerTokenizer`` reads the marks.
+In the corpus a token of an answer is its id plus ``MARK``.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ from typing import Any, Literal
 import numpy as np
 
 from plait.core.base.errors import DataError
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.numbers import shown
-from plait.core.base.passed_over import PassedOver
 from plait.core.job.settings import DataSection
 from plait.train.data.chat_template import ChatTemplate, Rendered
+from plait.train.data.kinds import utf8
 from plait.train.data.messages import (
     ANSWERS,
     CALL,
     KNOWN,
     REASONING,
+    InvalidChat,
     Message,
     MessageReader,
-    WrongChat,
     parse_json,
     value_of,
 )
 from plait.train.data.rendering import Renderer
 from plait.train.data.tokenizer import FileTokenizer, Tokenizer
-from plait.train.data.utf8 import utf8
 
 BEGIN, END, STOP = b"\xff", b"\xfe", b"\xfd"
 MARK = 1 << 31
 READ_AS: Mapping[str, Sequence[str]] = dict.fromkeys(REASONING, REASONING[:2])
-"""By which names a template finds what a message calls otherwise."""
+"""The names under which a template may read a message's key."""
 NO_ANSWER, TOO_LONG = "chat(s) without an answer", "chat(s) of more than 6 MB"
 MOST_BYTES = 6 << 20
 SPLIT = (
-    "chat(s) became a text for each answer, since the template shows what comes before an answer otherwise once it is "
-    "followed by more"
+    "chat(s) became a text for each answer, since the template renders the turns before an answer differently once "
+    "more turns follow"
 )
 ENDLESS = (
     "chat(s) have answers that end with no special token, and a model that learns no end never stops: have the chat "
-    "template write the token that ends a turn, inside of {% generation %} if it has that"
+    "template write the token that ends a turn, inside {% generation %} if it uses that"
 )
 UNREAD = ("system", "documents", "functions", "chat_template_kwargs")
-"""Keys of rows that other programs give to chat templates."""
+"""Keys of rows that other programs pass to chat templates."""
 READ = ("role", "content", "weight", "train", "tool_calls", CALL, *REASONING)
-"""Keys of messages that are read, or told by name."""
+"""Keys of messages that are read, or reported by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """How rows are read. template: a file, instead of the tokenizer's own. loss: ``all``: every token counts
-    as an answer does."""
+    """Settings of reading rows. template: a template file, instead of the tokenizer's own. loss:
+    with ``all`` every token counts like a token of an answer."""
 
     rows: Literal["chats", "pairs"]
     messages: str = "messages"
@@ -79,8 +79,8 @@ class ChatSettings:
 
 @dataclass
 class Chats:
-    """Rows of one job become texts. renderer: of its template. remarks: how often what is to be said was
-    met."""
+    """A converter of one job's rows to texts. renderer: of the chat template. remarks: counts of
+    remarks for the user."""
 
     settings: ChatSettings
     renderer: Renderer | None
@@ -88,13 +88,14 @@ class Chats:
 
     @staticmethod
     def of(settings: ChatSettings, tokenizer: Tokenizer) -> Chats:
-        """With the template of a tokenizer. Raises DataError where chats have none."""
+        """Return a converter with the template of a tokenizer. Raises DataError for chats without a
+        template."""
         instead = None if settings.template is None else Path(settings.template)
         path, special = None, ()
         if isinstance(tokenizer, FileTokenizer):
             path, special = tokenizer.path, tokenizer.special
         try:
-            template = ChatTemplate.beside(path, special, instead=instead)
+            template = ChatTemplate.of_tokenizer(path, special, instead=instead)
         except DataError:
             if settings.rows == "chats":
                 raise
@@ -103,23 +104,24 @@ class Chats:
 
     @property
     def template(self) -> ChatTemplate | None:
-        """Of the job's chats."""
+        """The template of the job's chats; None without one."""
         return self.renderer and self.renderer.template
 
     @property
     def ends(self) -> list[str]:
-        """The special token that ends an answer to one question; none if the template has none."""
+        """The special tokens that end the answer to a single question; empty if the template writes
+        none."""
         assert self.renderer
         try:
             (found,) = self.renderer.rendered(({"role": "user", "content": "a"}, {"role": ANSWERS, "content": "b"}))
-        except (WrongChat, ValueError):
+        except (InvalidChat, ValueError):
             return []
         begin, end = found.answers[-1]
         return [token for token in self.renderer.template.special if found.text[begin:end].endswith(token)]
 
     @property
     def identity(self) -> str:
-        """All that decides the texts, apart from the day."""
+        """A string of all settings that decide the texts, apart from the date."""
         return repr((self.settings, self.template and self.template.identity))
 
     @cached_property
@@ -127,7 +129,7 @@ class Chats:
         return MessageReader(bool(self.template and "tool_calls" in self.template.source), remarks=self.remarks)
 
     def lines(self) -> list[str]:
-        """What is to be said of it."""
+        """Return the remarks for the user, as lines."""
         found = [f"{count:,} {remark}" for remark, count in (+self.remarks).most_common()]
         for role, count in self._reader.roles.items():
             if role not in KNOWN:
@@ -138,7 +140,7 @@ class Chats:
 
     @property
     def without_answers(self) -> str:
-        """Why no row has an answer."""
+        """The message for rows without any answer."""
         roles = ", ".join(f"{shown(role)} ({count:,})" for role, count in self._reader.roles.most_common(12))
         if not roles:
             return f"no row has an answer to train on: a text under {shown(self.settings.answer)}"
@@ -147,13 +149,13 @@ class Chats:
             f"messages are of {roles}"
         )
 
-    def texts(self, values: Mapping[str, Any] | str, where: str, over: PassedOver) -> Iterator[bytes]:
-        """The marked texts of a row. where: file and line. over: counts what is passed over. Raises DataError
-        for what is no chat."""
+    def texts(self, values: Mapping[str, Any] | str, where: str, over: IgnoredInput) -> Iterator[bytes]:
+        """Yield the marked texts of a row. where: file and line. over: counts what is passed over.
+        Raises DataError for an invalid chat."""
         try:
             row = self._read(values)
             rendered = [row] if isinstance(row, _Pair) else self._render(row, values)
-        except WrongChat as error:
+        except InvalidChat as error:
             raise DataError(f"{where}: {error}") from None
         found = [self._marked(one) for one in rendered]
         if not any(BEGIN in one for one in found):
@@ -173,17 +175,17 @@ class Chats:
         """Raise DataError for a row that is no chat, or no pair; nothing is rendered."""
         try:
             self._read(values)
-        except WrongChat as error:
+        except InvalidChat as error:
             raise DataError(f"{where}: {error}") from None
 
     def _remark(self, rendered: Sequence[Rendered]) -> None:
-        """Count what is to be said of the texts of a chat."""
+        """Count the remarks on the texts of a chat."""
         self.remarks.update(one for text in rendered[:1] for one in text.remarks)
         self.remarks[SPLIT] += len(rendered) > 1
         self.remarks[ENDLESS] += not all(self._stops(one) for one in rendered)
 
     def _stops(self, one: Rendered) -> bool:
-        """Whether each answer ends with a special token that counts."""
+        """Return True if each answer ends with a special token that counts in the loss."""
         assert self.template
         ends = tuple({*self.template.special, *filter(None, [self.template.tokens.get("eos_token")])})
         if self.settings.loss == "all":
@@ -192,8 +194,8 @@ class Chats:
         return all(one.text[begin:end].rstrip().endswith(ends) for begin, end in one.answers)
 
     def _unwritten(self, messages: Sequence[Message], values: Mapping[str, Any] | str) -> list[str]:
-        """What a chat has and the template never names: tools, calls of these, reasoning, keys of other
-        programs."""
+        """Return the parts of a chat that the template never names: tools, tool calls, reasoning,
+        keys for other programs."""
         assert self.template and isinstance(values, Mapping)
         found = [key for key in ("tool_calls", CALL, *REASONING) if any(one.get(key) for one in messages)]
         found += ["tools"] * bool(values.get("tools"))
@@ -205,7 +207,7 @@ class Chats:
 
     def _render(self, messages: Sequence[Message], values: Mapping[str, Any] | str) -> list[Rendered]:
         if self.renderer is None:
-            raise WrongChat("is a list of messages, and there is no chat template beside the tokenizer")
+            raise InvalidChat("is a list of messages, and there is no chat template beside the tokenizer")
         assert isinstance(values, Mapping)
         tools = values.get("tools")
         return self.renderer.rendered(
@@ -213,13 +215,13 @@ class Chats:
         )
 
     def _read(self, values: Mapping[str, Any] | str) -> _Pair | Sequence[Message]:
-        """The messages or texts of a row. Raises WrongChat."""
+        """Return the messages or texts of a row. Raises WrongChat."""
         if isinstance(values, str):
-            raise WrongChat("is a text alone, no row with keys")
+            raise InvalidChat("is plain text, not a row with keys")
         settings = self.settings
         if settings.rows == "chats":
             if settings.messages not in values and {settings.prompt, settings.answer} <= {*values}:
-                raise WrongChat(f'has {shown(settings.prompt)} and {shown(settings.answer)}; set data.rows = "pairs"')
+                raise InvalidChat(f'has {shown(settings.prompt)} and {shown(settings.answer)}; set data.rows = "pairs"')
             return self._reader.messages(values, settings.messages, "messages_key")
         prompt, answer = (
             value_of(values, settings.prompt, "prompt_key"),
@@ -232,7 +234,7 @@ class Chats:
                 f"{shown(key)} is {shown(value)}"
                 for key, value in ((settings.prompt, prompt), (settings.answer, answer))
             )
-            raise WrongChat(f"{told}; both are texts, or both lists of messages")
+            raise InvalidChat(f"{told}; both are texts, or both lists of messages")
         before = [
             one | {"weight": 0} if one.get("role") == ANSWERS else one
             for one in self._reader.messages(values, settings.prompt, "prompt_key")
@@ -256,7 +258,7 @@ class Chats:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two texts."""
+    """A prompt and its answer, as texts."""
 
     prompt: str
     answer: str
@@ -264,37 +266,37 @@ class _Pair:
 
 @dataclass(frozen=True)
 class AnswerTokenizer:
-    """A tokenizer of marked texts: the tokens of ``plain``, and ``MARK`` on those that have a character of an
-    answer, which is transformers' rule for its masks."""
+    """A tokenizer for marked texts: the tokens of ``plain``, with ``MARK`` added to each token that
+    has a character of an answer (the rule of transformers' assistant masks)."""
 
     plain: Tokenizer
 
     @property
     def path(self) -> Path | str:
-        """The plain one's file; empty for bytes."""
+        """The plain tokenizer's file; empty for the byte tokenizer."""
         return self.plain.path if isinstance(self.plain, FileTokenizer) else ""
 
     @property
     def vocab(self) -> int:
-        """One more than the largest id, marked."""
+        """One more than the largest marked id."""
         return MARK + self.plain.vocab
 
     @property
     def end_of_text(self) -> int:
-        """Unmarked."""
+        """The end-of-text id, unmarked."""
         return self.plain.end_of_text
 
     @property
     def fingerprint(self) -> str:
-        """Of the plain one."""
+        """The plain tokenizer's fingerprint, with a prefix."""
         return f"answers-2-{self.plain.fingerprint}"
 
     def encode(self, text: bytes | str) -> np.ndarray:
-        """One text."""
+        """Return the marked ids of one text, int64 [tokens]."""
         return self.encode_many([text if isinstance(text, bytes) else utf8(text)])[0]
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """Ids, int64 [tokens], those of answers marked."""
+        """Return the ids of each text, int64 [tokens], with marks on the tokens of answers."""
         parsed = [_unmarked(text) for text in texts]
         encoded = self.plain.encode_offsets([text for text, _, _ in parsed])
         return [
@@ -312,21 +314,22 @@ class AnswerTokenizer:
         return np.append(found, self.end_of_text + MARK) if stops else found
 
     def encode_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of the plain one."""
+        """Return the plain tokenizer's ids and offsets."""
         return self.plain.encode_offsets(texts)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text, without marks."""
+        """Return the text of ``ids``, without marks."""
         return self.plain.decode(unmarked(np.asarray(ids, np.int64)))
 
 
 def unmarked(ids: np.ndarray) -> np.ndarray:
-    """Ids without their marks."""
+    """Return ids without their marks."""
     return ids & (MARK - 1)
 
 
 def _unmarked(marked: bytes) -> tuple[str, list[tuple[int, int]], bool]:
-    """A text, where in it answers stand, and whether end-of-text follows."""
+    """Return the text without marks, the character ranges of its answers, and True if end-of-text
+    follows."""
     stops = marked.endswith(STOP)
     text, spans = "", list[tuple[int, int]]()
     for number, part in enumerate(marked.removesuffix(STOP).replace(END, BEGIN).split(BEGIN)):
@@ -337,11 +340,12 @@ def _unmarked(marked: bytes) -> tuple[str, list[tuple[int, int]], bool]:
 
 
 Readers = Mapping[str, Chats]
-"""How rows become texts, by ``data.rows``; rows that are texts have no entry."""
+"""Converters of rows to texts, by ``data.rows``; rows of plain text have no entry."""
 
 
 def readers_of(data: DataSection, tokenizer: Tokenizer) -> Readers:
-    """Of all kinds of rows that a job's sources have. Raises DataError where chats have no template."""
+    """Return the converters for all kinds of rows in a job's sources. Raises DataError for chats
+    without a template."""
     found = dict[str, Chats]()
     for kind in sorted(data.chat_rows):
         settings = ChatSettings(

@@ -1,12 +1,12 @@
-"""Source files cut into documents, and which of them are for evaluation.
+"""Cut source files into documents, and assign each to training or evaluation.
 
-A row of JSON lines, JSON, CSV, Parquet or Arrow is a document: the text under ``data.text_key``. So is a text
-file up to ``WHOLE`` bytes. A longer one is cut at line ends into pieces of up to ``PIECE`` bytes, so that one
-long file also has an eval split. Whether a piece is for training or evaluation follows from its content
-alone: adding files never moves others, and equal documents never land on both sides.
+A row of JSON lines, JSON, CSV, Parquet or Arrow is a document: the text under ``data.text_key``. So
+is a text file up to ``WHOLE`` bytes. A longer one is cut at line ends into pieces of up to
+``PIECE`` bytes, so that one long file also has an eval split. The assignment depends on a piece's
+content alone: adding files never moves other pieces, and equal documents are never in both splits.
 
-Pieces that follow each other in a file and go to the same side are one text again (``texts``): they are
-encoded together, and only behind the last stands end-of-text.
+Consecutive pieces of a file that go to the same split are one text again (``texts``): they are
+encoded together, and end-of-text follows only the last.
 """
 
 from __future__ import annotations
@@ -19,21 +19,28 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from plait.core.base.errors import DataError
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.numbers import shown
-from plait.core.base.passed_over import PassedOver
 from plait.train.data import kinds
 from plait.train.data.chats import Chats
-from plait.train.data.compressed import opened
 from plait.train.data.corpus import SplitName
-from plait.train.data.kinds import FileKind, kind_of_file
+from plait.train.data.kinds import (
+    UNDECODABLE,
+    FileKind,
+    encoded,
+    kind_of_file,
+    opened,
+    too_many,
+    undecodable,
+    whole_characters,
+)
 from plait.train.data.rows import Row, rows
 from plait.train.data.sources import SourceFile
-from plait.train.data.utf8 import HALVES, UNDECODABLE, too_many, undecodable
 
 WHOLE, PIECE = 32 << 10, 8 << 10
 LONGEST, PART = 6 << 20, 256 << 10
-"""Bytes of a text that is encoded at once: up to LONGEST, and of a longer one parts of about PART. A
-tokenizer takes some 120 bytes of memory for each."""
+"""Bytes of text that is encoded at once: up to LONGEST; a longer text is encoded in parts of about
+PART. A tokenizer takes some 120 bytes of memory per byte of text."""
 SHARD_TOKENS = 1 << 27
 GROUP = 1 << 20  # bytes encoded at once: enough texts to occupy every core, little memory
 MOST_WITHOUT = 0.01
@@ -50,18 +57,19 @@ class Document:
 
     @property
     def place(self) -> float:
-        """A number in [0, 1) that depends on the content only; below ``eval_fraction`` is for evaluation."""
+        """A number in [0, 1) that depends on the content only; below ``eval_fraction`` the document
+        is for evaluation."""
         return int.from_bytes(hashlib.blake2b(self.text, digest_size=6).digest(), "big") / 2**48
 
     def split(self, eval_fraction: float) -> SplitName:
-        """Where it belongs."""
+        """Return the document's split."""
         return "eval" if self.place < eval_fraction else "train"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """What is encoded at once. begins: a document, before which the last one ends. done: bytes of files that
-    are read when it is."""
+    """A text that is encoded at once. begins: True if it begins a document, which ends the one
+    before. done: bytes of files that have been read after this text."""
 
     text: bytes
     split: SplitName
@@ -71,19 +79,20 @@ class Text:
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are read. chats: if rows are no texts. over: counts what is passed over. rendered: asked
-    before each chat; if not, it is only looked at, and gives no document."""
+    """Settings of reading files. chats: converter of rows that are no plain texts. over: counts
+    what is passed over. rendered: called before each chat; if it returns False, the chat is only
+    checked and yields no document."""
 
     text_key: str = "text"
     chats: Chats | None = None
-    over: PassedOver = field(default_factory=PassedOver)
+    over: IgnoredInput = field(default_factory=IgnoredInput)
     rendered: Callable[[], bool] = lambda: True
 
 
 def source_fingerprint(
     files: Sequence[SourceFile], eval_fraction: float, shard_tokens: int = SHARD_TOKENS, text_key: str = "text"
 ) -> str:
-    """A hash of all that decides a corpus, apart from the tokenizer."""
+    """Return a hash of everything that decides a corpus, apart from the tokenizer."""
     decided = (WHOLE, PIECE, LONGEST, PART, eval_fraction, shard_tokens, text_key)
     digest = hashlib.sha256(repr(decided).encode())
     for file in files:
@@ -92,7 +101,7 @@ def source_fingerprint(
 
 
 def groups(files: Sequence[SourceFile], eval_fraction: float, reading: Reading | None = None) -> Iterator[list[Text]]:
-    """Texts in order, in lists of about ``GROUP`` bytes."""
+    """Yield texts in order, in lists of about ``GROUP`` bytes."""
     group: list[Text] = []
     size = 0
     for text in texts(files, eval_fraction, reading or Reading()):
@@ -106,7 +115,8 @@ def groups(files: Sequence[SourceFile], eval_fraction: float, reading: Reading |
 
 
 def texts(files: Sequence[SourceFile], eval_fraction: float, reading: Reading) -> Iterator[Text]:
-    """What is encoded, in order: documents of one side that follow each other in a file, together."""
+    """Yield the texts to encode, in order: consecutive documents of a file with the same split form
+    one text."""
     before = 0
     for file in files:
         run, read, done = _Run(), 0, before
@@ -123,8 +133,8 @@ def texts(files: Sequence[SourceFile], eval_fraction: float, reading: Reading) -
 
 
 class _Run:
-    """Pieces that follow each other and go to the same side: a text, in parts if it is too long to be encoded
-    at once."""
+    """Consecutive pieces with the same split: one text, in parts if it is too long to be encoded at
+    once."""
 
     def __init__(self, split: SplitName = "train") -> None:
         self.split: SplitName = split
@@ -132,7 +142,7 @@ class _Run:
         self._size, self._begins = 0, True
 
     def add(self, piece: bytes, done: int) -> Iterator[Text]:
-        """The next piece; gives parts that are full. A text that has them stays in parts."""
+        """Add the next piece; yield full parts. Once a text has parts, it stays in parts."""
         self._pieces.append(piece)
         self._size += len(piece)
         if self._size > (LONGEST if self._begins else PART):
@@ -145,7 +155,7 @@ class _Run:
             self._pieces, self._size = [rest[at:]], len(rest) - at
 
     def end(self, done: int) -> Iterator[Text]:
-        """What is left."""
+        """Yield the remaining part."""
         if self._size:
             yield self._part(b"".join(self._pieces), done)
 
@@ -155,8 +165,9 @@ class _Run:
 
 
 def documents(file: SourceFile, reading: Reading | None = None) -> Iterator[Document]:
-    """The documents of one file, read a piece at a time; none when it is empty. Raises DataError for a file
-    that is not read, or is damaged, or has too many bytes that are no UTF-8."""
+    """Yield the documents of one file, reading a piece at a time; none for an empty file. Raises
+    DataError for a file in a format that is not read, that is damaged, or that has too many bytes
+    that are not UTF-8."""
     reading = reading or Reading()
     if not file.bytes:
         return
@@ -180,7 +191,7 @@ def documents(file: SourceFile, reading: Reading | None = None) -> Iterator[Docu
 
 
 def _pieces(file: SourceFile, kind: FileKind) -> Iterator[tuple[Document, int]]:
-    """A file of text, in pieces, each with its bytes that are zero or no UTF-8."""
+    """Yield the pieces of a text file, each with its number of bytes that are zero or not UTF-8."""
     with opened(file.path, kind.compression) as stream:
         text, offset = stream.read(WHOLE + 1), 0
         limit = WHOLE if len(text) <= WHOLE else PIECE
@@ -191,18 +202,13 @@ def _pieces(file: SourceFile, kind: FileKind) -> Iterator[tuple[Document, int]]:
 
 
 def _cut(text: bytes) -> int:
-    """Where to cut ``text``: after its last line end, or else before a UTF-8 character that may go on behind
-    it."""
-    if line := text.rfind(b"\n") + 1:
-        return line
-    for back in range(1, min(4, len(text))):
-        if text[-back] & 0xC0 != 0x80:  # the first byte of the last character
-            return len(text) - back if text[-back] >= 0xC0 else len(text)
-    return len(text)
+    """Return where to cut ``text``: after its last line end, or else before a UTF-8 character that
+    may be incomplete."""
+    return text.rfind(b"\n") + 1 or whole_characters(text) or len(text)
 
 
 def _texts_of_rows(file: SourceFile, kind: FileKind, reading: Reading) -> Iterator[tuple[Document, int]]:
-    """The texts of a file's rows, each with its bytes that were no UTF-8."""
+    """Yield the texts of a file's rows, each with its number of bytes that were not UTF-8."""
     count = without = 0
     first = ""
     for row in rows(file, kind, [reading.text_key]):
@@ -215,7 +221,7 @@ def _texts_of_rows(file: SourceFile, kind: FileKind, reading: Reading) -> Iterat
         elif not text:
             reading.over.note(EMPTY, f"{file.path}: {row.where}")
         else:
-            content, halves = _encoded(text)
+            content, halves = encoded(text)
             yield Document(text=content, offset=0), row.bad + halves
     if without > count * MOST_WITHOUT:
         raise DataError(
@@ -226,7 +232,8 @@ def _texts_of_rows(file: SourceFile, kind: FileKind, reading: Reading) -> Iterat
 
 
 def _texts_of_chats(file: SourceFile, kind: FileKind, chats: Chats, reading: Reading) -> Iterator[tuple[Document, int]]:
-    """The marked texts of a file's chats or pairs, as above."""
+    """Yield the marked texts of a file's chats or pairs, each with its number of bytes that were
+    not UTF-8."""
     if kind.format == kinds.TEXT:
         raise DataError(
             f"{file.path}: is {kind.format} without rows, and data.rows = {shown(chats.settings.rows)}; name files of "
@@ -242,51 +249,41 @@ def _texts_of_chats(file: SourceFile, kind: FileKind, chats: Chats, reading: Rea
 
 
 def _text_of(row: Row, file: SourceFile, key: str) -> str | None:
-    """The text of a row; None where it has none. Raises DataError for a value that is no text."""
+    """Return the text of a row; None if it has none. Raises DataError for a value that is no
+    text."""
     value = row.values if isinstance(row.values, str) else row.values.get(key)
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
     fix = "name another key with data.text_key"
     if isinstance(value, list) and value and all(isinstance(one, int) for one in cast("list[Any]", value)):
         fix = "token ids are read from .npy, and from .bin with .idx; write them so, or name the key of the texts"
-    if _is_chat(value):
+    elif _is_chat(value):
         fix = _as_chats(key)
     raise DataError(f"{file.path}: {row.where}: {shown(key)} is {shown(value)}, no text; {fix}")
 
 
 def _as_chats(key: str) -> str:
-    """How rows whose messages have this key are named in a job."""
+    """Return the job settings for rows whose messages have this key."""
     return 'set data.rows = "chats"' + (f" and data.messages_key = {shown(key)}" if key != "messages" else "")
 
 
 def _is_chat(value: object) -> bool:
-    """Whether a value is a list of messages."""
+    """Return True if a value is a list of messages."""
     if not isinstance(value, list) or not value:
         return False
     first = cast("list[Any]", value)[0]
     return isinstance(first, dict) and bool({"role", "from"} & cast("dict[str, Any]", first).keys())
 
 
-def _encoded(text: str) -> tuple[bytes, int]:
-    """UTF-8, and how many halves of surrogate pairs there were, which JSON can spell and UTF-8 cannot:
-    U+FFFD stands for them."""
-    try:
-        return text.encode(), 0
-    except UnicodeEncodeError:
-        whole, count = HALVES.subn("\ufffd", text)
-        return whole.encode(), count
-
-
 def _no_key(file: SourceFile, values: dict[str, object], key: str) -> DataError:
-    """The refusal of a file whose first row has no such key."""
-    texts = [name for name, value in values.items() if isinstance(value, str)]
+    """Return the error for a file whose first row does not have the key."""
     names = ", ".join(map(shown, list(values)[:12])) or "nothing"
-    best = max(texts, key=lambda name: len(str(values[name])), default="")
-    fix = f"set data.text_key = {shown(best)}" if best else "name the key of its texts with data.text_key"
-    if len(values) == 1 and re.search(r"[,;|\t]", best) and re.search(r"[,;|\t]", str(values[best])):
-        fix = "its fields are not separated by what its ending says: commas in .csv, tabs in .tsv; write it anew"
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    best = max(texts, key=lambda name: len(texts[name]), default="")
     if chats := next((name for name, value in values.items() if _is_chat(value)), ""):
         fix = _as_chats(chats)
+    elif len(values) == 1 and re.search(r"[,;|\t]", best) and re.search(r"[,;|\t]", texts[best]):
+        fix = "its fields are not separated by what its ending says: commas in .csv, tabs in .tsv; write it anew"
+    else:
+        fix = f"set data.text_key = {shown(best)}" if best else "name the key of its texts with data.text_key"
     return DataError(f"{file.path}: its rows have no {shown(key)}, but {names}; {fix}, or take the file out")

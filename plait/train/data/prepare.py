@@ -1,6 +1,8 @@
-"""Text files to a prepared corpus: find, cut into documents, split, encode, write shards, publish atomically.
+"""Prepare a corpus from text files: find, cut into documents, split, encode, write shards, publish
+atomically.
 
-End-of-text is written where a file ends, and inside a file where its next document went to the other split.
+End-of-text is written at the end of each file, and inside a file where its next document is in the
+other split.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ from typing import Literal
 import numpy as np
 
 from plait.core.base.errors import DataError, JobError
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.files import sync_folder
+from plait.core.base.ignored_input import IgnoredInput
 from plait.train.data.chats import Chats
-from plait.train.data.checksums import VERIFIED_FILE, is_large, remember, verify
 from plait.train.data.corpus import (
     DTYPES,
     INDEX_FILE,
     SPLITS,
+    VERIFIED_FILE,
     Corpus,
     DamagedCorpus,
     Index,
@@ -42,19 +45,16 @@ from plait.train.data.corpus import (
     spans_name,
 )
 from plait.train.data.documents import SHARD_TOKENS, Reading, Text, groups, source_fingerprint
-from plait.train.data.encoding import encode_ahead
-from plait.train.data.in_place import write_spans
-from plait.train.data.kinds import IN_PLACE, kind_of_file, look_at
-from plait.train.data.shards import PROGRESS_FILE, Draft
-from plait.train.data.sources import SourceFile, find_files
-from plait.train.data.token_files import Tokens, open_tokens
+from plait.train.data.kinds import IN_PLACE, check_formats, kind_of_file
+from plait.train.data.shards import PROGRESS_FILE, Draft, encode_ahead
+from plait.train.data.sources import Progress, SourceFile, find_files
+from plait.train.data.token_files import Tokens, open_tokens, write_spans
 from plait.train.data.tokenizer import Tokenizer
 
 OTHER_FILES = re.compile(
     "|".join(map(re.escape, (INDEX_FILE, PROGRESS_FILE, *map(ends_name, SPLITS), *map(spans_name, SPLITS))))
     + rf"|\.?{re.escape(VERIFIED_FILE)}(\..*)?"
 )
-Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
 
 
@@ -64,9 +64,10 @@ def _to_stderr(text: str) -> None:
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """How files become a corpus. pattern: files of a folder. eval_fraction: share of documents that is kept
-    for evaluation. shard_tokens: tokens of a shard, at most. text_key: what holds the text of a row. dtype:
-    of bare numbers; empty where files say what they are. chats: if rows are no texts."""
+    """Settings of a corpus. pattern: selects files of a folder. eval_fraction: share of documents
+    for evaluation. shard_tokens: tokens of a shard, at most. text_key: key of a row's text. dtype:
+    of bare numbers; empty for files that name their format. chats: converter of rows that are no
+    plain texts."""
 
     pattern: str = "*.txt"
     eval_fraction: float = 0.1
@@ -76,14 +77,15 @@ class CorpusSettings:
     chats: Chats | None = None
 
     def __post_init__(self) -> None:
-        """Raises JobError, naming the setting, for what cannot be."""
+        """Raise JobError, naming the setting, for a value out of range."""
         if not 0 <= self.eval_fraction < 1:
             raise JobError(f"must be at least 0 and below 1, got {self.eval_fraction}", key="eval_fraction")
         if self.shard_tokens < 1:
             raise JobError(f"must be at least 1, got {self.shard_tokens}", key="shard_tokens")
 
     def fingerprint(self, files: Sequence[SourceFile]) -> str:
-        """A hash of what a corpus of ``files`` depends on besides the tokenizer."""
+        """Return a hash of everything that a corpus of ``files`` depends on, except the
+        tokenizer."""
         identity = self.chats.identity if self.chats else ""
         return source_fingerprint(files, self.eval_fraction, self.shard_tokens, self.text_key + self.dtype + identity)
 
@@ -100,21 +102,22 @@ def prepare(
     progress: Progress | None = None,
     say: Say = _to_stderr,
 ) -> Corpus:
-    """The corpus of ``sources`` in the folder ``out``; at once when it is already there and nothing changed.
+    """Prepare the corpus of ``sources`` in the folder ``out`` and return it; at once if it exists
+    and nothing changed.
 
-    A source is a file, a folder (all files below it whose path there matches ``pattern``, hidden ones left
-    out; ``*`` crosses folders) or ``"python-stdlib"``, the sources of the running Python. "Changed" means the
-    names, sizes or modification times of the files, the tokenizer or the settings. ``progress(done, total)``
-    is called in bytes of files.
+    A source is a file, a folder (all files below it whose path there matches ``pattern``, except
+    hidden ones; ``*`` crosses folders) or ``"python-stdlib"``, the sources of the running Python.
+    "Changed" means the names, sizes or modification times of the files, the tokenizer or the
+    settings. ``progress(done, total)`` is called in bytes of files.
 
-    What is there already is read and compared with its checksums (``plait.train.data.checksums``). Where it
-    is damaged and its sources are unchanged it is prepared again, which ``say`` says; the result must be the
-    same stream. An index that cannot be read is damage, too.
+    An existing corpus is verified (``Corpus.verify_changed``). If it is damaged and its sources are
+    unchanged, it is prepared again, with a message to ``say``; the result must be the same stream.
+    An unreadable index is damage, too.
 
-    ``out`` appears complete or not at all, also when two processes prepare it at once. What a killed
-    preparation wrote is kept beside it, and the next one of the same things goes on from there. Raises
-    ``DataError`` when a source cannot be read, the text is empty, nothing is left to train on, the disk is
-    full, ``out`` holds something else, or it holds a corpus of which nobody can tell whether it may be
+    ``out`` appears complete or not at all, also when two processes prepare it at once. The output
+    of a killed preparation is kept beside it, and the next preparation from the same sources and
+    settings resumes there. Raises DataError if a source cannot be read, there is no text, nothing
+    is left to train on, the disk is full, or ``out`` holds other files or a corpus that may not be
     replaced.
     """
     out = Path(os.path.realpath(Path(out).expanduser()))
@@ -150,8 +153,8 @@ def prepare(
 
 
 def _place_of(out: Path, made_from: tuple[str, str], *, alone: bool) -> Path:
-    """The folder beside ``out`` to write into: that of an earlier preparation of the same things that was
-    killed, if nobody else is writing. Drafts of other things are then removed."""
+    """Return the folder beside ``out`` to write into: that of an earlier, killed preparation of the
+    same corpus, if no other process is writing. Drafts of other corpora are then removed."""
     name = f".{out.name}.tmp-"
     if not alone:
         return out.with_name(f"{name}{os.getpid()}-{secrets.token_hex(4)}")
@@ -168,8 +171,8 @@ def _dtype(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
 
 @dataclass(frozen=True)
 class _EarlierCorpus:
-    """What a folder holds already of a corpus made from the same things: itself, or what is damaged and what
-    it was."""
+    """An existing corpus in a folder, made from the same sources and settings: intact; or its
+    damage, and its index if that is readable."""
 
     corpus: Corpus | None = None
     index: Index | None = None
@@ -177,8 +180,8 @@ class _EarlierCorpus:
 
 
 def _look(out: Path, made_from: tuple[str, str]) -> _EarlierCorpus:
-    """What is in ``out``. An index that cannot be read says nothing of what the corpus was made from; whether
-    it is the same again, a run that goes on finds by its stream's identity. Raises DataError for an index of
+    """Return the existing corpus in ``out``. An unreadable index does not show what the corpus was
+    made from; a resumed run checks the identity of its stream. Raises DataError for an index of
     another version of Plait."""
     if not (out / INDEX_FILE).exists():
         return _EarlierCorpus()
@@ -190,7 +193,7 @@ def _look(out: Path, made_from: tuple[str, str]) -> _EarlierCorpus:
         return _EarlierCorpus()
     try:
         corpus = Corpus.open(out)
-        verify(corpus)
+        corpus.verify_changed()
     except DamagedCorpus as error:
         return _EarlierCorpus(index=index, damage=error.what)
     return _EarlierCorpus(corpus=corpus)
@@ -198,10 +201,10 @@ def _look(out: Path, made_from: tuple[str, str]) -> _EarlierCorpus:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[bool]:
-    """Hold the lock of ``out``; yields False where the file system has no locks, and then the first rename
+    """Hold the lock of ``out``. Yield False if the file system has no locks; then the first rename
     wins."""
-    # The lock file stays behind: removing it would let a third process lock a new file beside a waiting
-    # second one.
+    # The lock file is kept: if it were removed, a third process could lock a new file while a second one
+    # still waits for the old.
     with open(out.with_name(f".{out.name}.lock"), "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -212,7 +215,8 @@ def _locked(out: Path) -> Iterator[bool]:
 
 
 def _refuse_foreign(out: Path) -> None:
-    """Raise unless ``out`` may be replaced: it is absent, or holds nothing but a corpus, whole or damaged."""
+    """Raise DataError unless ``out`` may be replaced: it is absent, or holds nothing but a corpus,
+    intact or damaged."""
     if not out.exists():
         return
     other = (
@@ -228,7 +232,8 @@ def _refuse_foreign(out: Path) -> None:
 
 @dataclass(frozen=True)
 class _Making:
-    """How a corpus is made. damaged: what it must be the same as."""
+    """Inputs of a preparation. damaged: the index of the damaged corpus that the result must
+    equal."""
 
     tokenizer: Tokenizer
     settings: CorpusSettings
@@ -237,15 +242,15 @@ class _Making:
     say: Say
 
 
-def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) -> PassedOver:
-    """Write the corpus into the draft and rename it to ``out``; what of the sources is passed over. On an
-    error nothing remains, unless it can be gone on with."""
+def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) -> IgnoredInput:
+    """Write the corpus into the draft and rename it to ``out``; return what was passed over. On an
+    error nothing remains, unless a later preparation can resume from it."""
     tokenizer, settings, total = making.tokenizer, making.settings, sum(file.bytes for file in files)
     reading, progress = Reading(settings.text_key, settings.chats), making.progress or (lambda done, total: None)
     tokens = done = 0
     free = shutil.disk_usage(out.parent).free
     try:
-        formats = look_at(files, dtype=settings.dtype)
+        formats = check_formats(files, dtype=settings.dtype)
         if len(formats) > 1:
             told = ", ".join(f"{count:,} {format}" for format, count in formats.most_common())
             making.say(f"note: files of several formats: {told}; data.pattern chooses some")
@@ -272,8 +277,9 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
             tokenizer_file=str(getattr(getattr(tokenizer, "plain", tokenizer), "path", "")),
         )  # fmt: skip
         draft.end(index.to_json())
-        if is_large(index):
-            remember(Corpus(draft.folder, index))  # its checksums were made a moment ago
+        made = Corpus(draft.folder, index)
+        if made.is_large:
+            made.remember()  # its checksums were just computed
         _publish(draft.folder, out, index)
         return reading.over
     except OSError as error:
@@ -291,7 +297,7 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
 
 
 def opened_tokens(files: Sequence[SourceFile], settings: CorpusSettings, tokenizer: Tokenizer) -> list[Tokens]:
-    """Token files. Raises DataError where rows are wanted that are no texts."""
+    """Open token files. Raises DataError if the job's rows are chats or pairs."""
     if settings.chats:
         raise DataError(
             f"{files[0].path}: has tokens, and {settings.chats.settings.rows} are made of text; name it as a source of "
@@ -306,8 +312,8 @@ def opened_tokens(files: Sequence[SourceFile], settings: CorpusSettings, tokeniz
 
 
 def _write_all(found: Iterator[list[Text]], tokenizer: Tokenizer, draft: Draft) -> Iterator[int]:
-    """Write every text to its split, from where an earlier preparation was ended; yields the bytes of files
-    that are done. End-of-text stands behind a document, written when the next begins."""
+    """Write every text to its split, from where an earlier preparation ended; yield the bytes of
+    files that are done. A document's end-of-text is written when the next document begins."""
     end, kept = np.array([tokenizer.end_of_text]), draft.kept
     number, last = (kept.groups, kept.last) if kept else (0, None)
     for group, encoded in encode_ahead(islice(found, number, None), tokenizer):
@@ -333,7 +339,8 @@ def _write_all(found: Iterator[list[Text]], tokenizer: Tokenizer, draft: Draft) 
 
 
 def _check_splits(out: Path, splits: dict[SplitName, Split], making: _Making) -> None:
-    """Raise when nothing is left to train on, or a corpus that is to be repaired becomes another one."""
+    """Raise DataError if nothing is left to train on, or a repaired corpus differs from the damaged
+    one."""
     chats, damaged = making.settings.chats, making.damaged
     if not any(split.tokens for split in splits.values()):
         raise DataError(f"{out}: {chats.without_answers if chats else 'there is no text or token in its sources'}")
@@ -351,9 +358,9 @@ def _check_splits(out: Path, splits: dict[SplitName, Split], making: _Making) ->
 
 
 def _publish(temporary: Path, out: Path, index: Index) -> None:
-    """Rename ``temporary`` to ``out``. An older corpus there gives way; the same one, from a faster process,
-    stays."""
-    _fsync(temporary)
+    """Rename ``temporary`` to ``out``. An older corpus there is replaced; the same corpus, from a
+    faster process, stays."""
+    sync_folder(temporary)
     older = temporary.with_name(f"{temporary.name}-older")
     try:
         temporary.rename(out)
@@ -362,17 +369,8 @@ def _publish(temporary: Path, out: Path, index: Index) -> None:
             raise
         if _look(out, (index.tokenizer, index.source)).corpus:
             return
-        _refuse_foreign(out)  # again: preparation may have taken hours, and what is here now is about to be removed
+        _refuse_foreign(out)  # again: preparation may have taken hours, and the folder is about to be removed
         out.rename(older)
         temporary.rename(out)
-    _fsync(out.parent)
+    sync_folder(out.parent)
     shutil.rmtree(older, ignore_errors=True)
-
-
-def _fsync(folder: Path) -> None:
-    """Make the names in ``folder`` survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

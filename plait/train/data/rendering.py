@@ -1,16 +1,16 @@
-"""Chats rendered in a process of its own, within limits of processor time and memory.
+"""Render chats in a separate process, within limits of CPU time and memory.
 
-A chat template is a program of somebody else (``plait.train.data.chat_template``). Its sandbox keeps it from
-files and from Python; here the system keeps it from running on and on, and from all memory: whatever it
-loops over or repeats, ``SECONDS`` of processor a chat and ``MEMORY`` end it, which no count of operations
-could promise.
+A chat template is a program of a third party (``plait.train.data.chat_template``). Its sandbox
+keeps it from files and from Python. Here the operating system limits it to ``SECONDS`` of CPU time
+per chat and ``MEMORY`` bytes, whatever it loops over or repeats, which counting operations could
+not ensure.
 
-Over all chats the process takes ``SECONDS`` more than such chats need at most: a template of somebody else's
-that needs a second for each would otherwise hold up a corpus for hours without ever meeting the limit.
+Over all chats the process may take ``SECONDS`` more than such chats usually need. Otherwise a
+template that needs a second per chat could delay a corpus for hours without ever meeting the limit.
 
-The process reads a line of JSON for each chat and answers with one. It ends with the end of its input, so
-that a killed parent leaves none behind. Values that JSON does not have (dates, bytes, of Parquet) are
-rendered as they print.
+The process reads a line of JSON for each chat and answers with one. It exits at the end of its
+input, so that it does not outlive a killed parent. Values that JSON does not have (dates, bytes, of
+Parquet) are rendered as ``str``.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ import sys
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from plait.core.base.errors import DataError
-from plait.core.base.process import command_of
+from plait.core.base.process import command_of, end_piped
 from plait.core.base.programs import RENDERER
 from plait.train.data.chat_template import ChatTemplate, Rendered
-from plait.train.data.messages import ANSWERS, Message, WrongChat
+from plait.train.data.messages import ANSWERS, InvalidChat, Message
 
 SECONDS = 20
-"""Of processor, for one chat; one of 6 MB takes less than one."""
+"""CPU seconds for one chat, at most; a chat of 6 MB takes less than one."""
 USUAL, USUAL_BYTE = 4e-3, 5e-8
-"""Of processor, for rendering a chat once, and for each byte of it: seven times what public models' templates
-take at most."""
+"""CPU seconds to render a chat once, and per byte of it: seven times the most that public models'
+templates take."""
 MEMORY = 2 << 30
 TOO_LARGE = f"the template takes more than {MEMORY >> 30} GiB of memory for it"
 TOO_LONG = f"the template takes more than {SECONDS} s of processor for it, or was ended from outside"
@@ -45,25 +44,27 @@ TOO_SLOW = f"the template takes too long: {SECONDS} s of processor more, for all
 
 
 class Renderer:
-    """A template in a process that is started for the first chat, and again after one that ended it."""
+    """A template in a process, which is started for the first chat, and again after a chat that
+    ended it."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
         self._process: subprocess.Popen[str] | None = None
 
     def rendered(self, messages: Sequence[Message], tools: Any = None) -> list[Rendered]:
-        """As ``ChatTemplate.rendered``. Raises WrongChat, and DataError for what is no template."""
+        """Return the texts of ``ChatTemplate.rendered``. Raises WrongChat, and DataError for an
+        invalid template."""
         process = self._process or self._start()
         try:
             answer = _ask(process, {"messages": messages, "tools": tools})
         except (OSError, ValueError):
-            _end(process)
+            end_piped(process)
             self._process = None
-            raise WrongChat(TOO_LONG) from None
+            raise InvalidChat(TOO_LONG) from None
         if answer.get("template"):
             raise DataError(answer["template"])
         if answer.get("chat"):
-            raise WrongChat(answer["chat"])
+            raise InvalidChat(answer["chat"])
         return [
             Rendered(text, tuple((begin, end) for begin, end in spans), tuple(remarks))
             for text, spans, remarks in answer["texts"]
@@ -71,7 +72,7 @@ class Renderer:
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(command_of(RENDERER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        weakref.finalize(self, _end, process)
+        weakref.finalize(self, end_piped, process)
         one = self.template
         try:
             _ask(
@@ -84,29 +85,20 @@ class Renderer:
 
 
 def _ask(process: subprocess.Popen[str], question: dict[str, Any]) -> dict[str, Any]:
-    """A line there and one back. Raises OSError or ValueError where the process has ended."""
+    """Send one line and return the answer. Raises OSError or ValueError if the process has
+    ended."""
     assert process.stdin and process.stdout
     process.stdin.write(json.dumps(question, default=str) + "\n")
     process.stdin.flush()
     return json.loads(process.stdout.readline())
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Have it end, and wait until it has."""
-    process.kill()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe
-        with suppress(OSError):
-            pipe.close()
-    process.wait()
-
-
 # ---- in the process ----
 
 
 def main() -> int:
-    """Render what comes, until no more does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the end of input follows
+    """Render chats until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the end of input follows
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     given = json.loads(sys.stdin.readline())
@@ -126,22 +118,23 @@ def main() -> int:
 
 
 RENDERED = '{"texts"'
-"""How an answer with texts begins."""
+"""The beginning of an answer with texts."""
 
 
 def _usual_seconds(line: str) -> float:
-    """Of processor, that a chat takes at most under templates as they are: each answer is rendered thrice."""
+    """Return the most CPU seconds that a chat takes under usual templates: each answer is rendered
+    three times."""
     answers = sum(one.get("role") == ANSWERS for one in json.loads(line)["messages"])
     return (6 + 3 * answers) * (USUAL + USUAL_BYTE * len(line))
 
 
 def _answer(template: ChatTemplate, line: str) -> str:
-    """Texts, or what is wrong with the template or the chat."""
+    """Return the texts, or the problem of the template or the chat, as JSON."""
     try:
         asked = json.loads(line)
         texts = template.rendered(asked["messages"], asked["tools"])
         return json.dumps({"texts": [(one.text, one.answers, one.remarks) for one in texts]})
-    except WrongChat as error:
+    except InvalidChat as error:
         return json.dumps({"chat": str(error)})
     except DataError as error:
         return json.dumps({"template": str(error)})

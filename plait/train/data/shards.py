@@ -1,8 +1,12 @@
-"""Writing a corpus: the token stream of each split in shards, where documents end, and how far it has come.
+"""Write a corpus: the token stream of each split in shards, the document ends, and the progress.
 
-What was written is kept when a preparation is killed. ``Draft.keep`` says now and then, after an fsync, how
-many tokens and documents of each split there are; a preparation that goes on cuts files back to that and
-reads them once, since checksums and the stream's digest are of all their bytes.
+The output of a killed preparation is kept. ``Draft.keep`` records from time to time, after an
+fsync, how many tokens and documents of each split are on disk. A preparation that resumes truncates
+files to that and reads them once, since checksums and the stream's digest cover all their bytes.
+
+Texts are encoded ahead of the writer. ``tokenizers`` encodes a list of texts on all cores and
+releases Python's lock meanwhile; so a thread that reads the next list while two others wait for
+theirs keeps every core busy.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -24,7 +30,7 @@ import numpy as np
 from plait.core.base.codec.data import decode
 from plait.core.base.codec.json_text import read_json
 from plait.core.base.errors import JobError
-from plait.core.base.files import replacing
+from plait.core.base.files import replacing, write_synced
 from plait.train.data.corpus import (
     DTYPES,
     END,
@@ -39,6 +45,8 @@ from plait.train.data.corpus import (
     ends_name,
     shard_name,
 )
+from plait.train.data.documents import Text
+from plait.train.data.tokenizer import Tokenizer
 
 PROGRESS_FILE = "progress.json"
 KEEP_EVERY = 5.0
@@ -46,7 +54,7 @@ KEEP_EVERY = 5.0
 
 
 class SplitWriter:
-    """The token stream of one split, in shards of ``shard_tokens``, the last one shorter."""
+    """A writer of one split's token stream, in shards of ``shard_tokens``, the last one shorter."""
 
     def __init__(self, folder: Path, name: SplitName, dtype: np.dtype, shard_tokens: int) -> None:
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
@@ -58,7 +66,8 @@ class SplitWriter:
         self._filled = self._crc = self._ends_crc = 0
 
     def add(self, ids: np.ndarray, ends: Sequence[int] = ()) -> None:
-        """Append ``ids`` [tokens] to the stream. ends: where in them documents end, each behind its last."""
+        """Append ``ids`` [tokens] to the stream. ends: document ends in them, each the position
+        after a document's last token."""
         if ends:
             places = (np.asarray(ends, END) + self.tokens).tobytes()
             if self._ends is None:
@@ -78,14 +87,14 @@ class SplitWriter:
                 self._end_shard()
 
     def sync(self) -> None:
-        """Have the disk keep what was written."""
+        """Flush everything written to the disk."""
         for file in (self._file, self._ends):
             if file:
                 os.fsync(file.fileno())
 
     def resume(self, tokens: int, documents: int) -> None:
-        """Go on behind the first ``tokens`` and ``documents`` of what an earlier preparation wrote. Raises
-        OSError where that is not there."""
+        """Continue after the first ``tokens`` and ``documents`` that an earlier preparation wrote.
+        Raises OSError if they do not exist."""
         for number in range(-(-tokens // self.shard_tokens)):
             path = self.folder / shard_name(self.name, number)
             size = min(tokens - self.tokens, self.shard_tokens) * self.dtype.itemsize
@@ -116,7 +125,7 @@ class SplitWriter:
         )
 
     def close(self) -> None:
-        """Let go of files that were not ended; harmless after ``finish``."""
+        """Close unfinished files; harmless after ``finish``."""
         for file in (self._file, self._ends):
             if file:
                 file.close()
@@ -142,8 +151,8 @@ class SplitWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """How far a preparation has come. groups: of texts that are in the files. last: the split of a text that
-    has not ended yet."""
+    """The recorded progress of a preparation. groups: groups of texts that are in the files. last:
+    the split of a text that has not ended yet."""
 
     groups: Size = 0
     last: SplitName | None = None
@@ -152,8 +161,8 @@ class Kept:
 
 
 class Draft:
-    """A corpus that is being written in ``folder``: the writers of both splits. kept: where an earlier
-    preparation was ended, if it goes on from there."""
+    """A corpus that is being written in ``folder``: the writers of both splits. kept: the progress
+    of an earlier preparation, if this one resumes from it."""
 
     def __init__(self, folder: Path, dtype: str, shard_tokens: int) -> None:
         self.folder, self.dtype, self.shard_tokens = folder, dtype, shard_tokens
@@ -166,17 +175,16 @@ class Draft:
 
     @property
     def tokens(self) -> int:
-        """Of both splits."""
+        """Tokens of both splits."""
         return sum(writer.tokens for writer in self.writers.values())
 
     @property
     def is_kept(self) -> bool:
-        """Whether a later preparation can go on from here."""
+        """True if a later preparation can resume from here."""
         return (self.folder / PROGRESS_FILE).exists()
 
     def begin(self) -> None:
-        """Go on where an earlier preparation was ended; anew where nothing of one is there, or nothing that
-        holds."""
+        """Resume an earlier preparation; start anew if nothing usable of it exists."""
         try:
             kept = decode(Kept, read_json(self.folder / PROGRESS_FILE, LARGEST_INDEX))
             for name, writer in self.writers.items():
@@ -189,7 +197,7 @@ class Draft:
             self.writers = self._writers()
 
     def keep(self, *, groups: int, last: SplitName | None) -> None:
-        """Keep what was written, if some seconds have passed since the last time."""
+        """Record the progress, if ``KEEP_EVERY`` seconds have passed since the last time."""
         if time.monotonic() - self._kept_at < KEEP_EVERY:
             return
         for writer in self.writers.values():
@@ -202,15 +210,12 @@ class Draft:
         self._kept_at = time.monotonic()
 
     def end(self, index: str) -> None:
-        """Write the index beside what was finished."""
-        with open(self.folder / INDEX_FILE, "wb") as file:
-            file.write(index.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        """Write the index of the finished corpus."""
+        write_synced(self.folder / INDEX_FILE, [index.encode()])
         (self.folder / PROGRESS_FILE).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for writer in self.writers.values():
             writer.close()
 
@@ -222,7 +227,37 @@ def _write(file: FileIO, content: bytes) -> None:
 
 
 def _cut_back(path: Path, size: int) -> None:
-    """Cut what was written after the last time that it was kept."""
+    """Truncate a file to its last recorded size. Raises OSError if it is shorter."""
     if path.stat().st_size < size:
         raise OSError(f"{path} is shorter than it was")
     os.truncate(path, size)
+
+
+# ---- encoding ----
+
+
+AHEAD = 4 << 20
+"""Bytes of text that are encoded at the same time, at most, unless one text is longer: 120 bytes of
+memory each."""
+THREADS = 3
+
+Encoded = tuple[list[Text], list[np.ndarray]]
+
+
+def encode_ahead(groups: Iterator[list[Text]], tokenizer: Tokenizer) -> Iterator[Encoded]:
+    """Yield each group with the ids of its texts, int64 [tokens] each, in order."""
+    waiting, size = deque[tuple[list[Text], int, Future[list[np.ndarray]]]](), 0
+    pool = ThreadPoolExecutor(THREADS, "encode")
+    try:
+        for group in groups:
+            length = sum(len(text.text) for text in group)
+            while waiting and (size + length > AHEAD or len(waiting) >= THREADS):
+                texts, done, future = waiting.popleft()
+                yield texts, future.result()
+                size -= done
+            waiting.append((group, length, pool.submit(tokenizer.encode_many, [text.text for text in group])))
+            size += length
+        for texts, _, future in waiting:
+            yield texts, future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

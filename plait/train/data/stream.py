@@ -1,145 +1,188 @@
-"""The sequences of a job: its corpus, prepared once and opened by every rank, and what is trained and
-evaluated on.
+"""Merge a job's sources into one stream of sequences: its corpora, prepared once and opened by
+every rank, for training and evaluation. ``plait.train.data.sequences`` gives each source's own
+stream; here the order of the sources is decided.
 
-The stream has no state. A split is a number of *windows* (``plait.train.data.sequences``). An epoch is one
-pseudo-random order of all windows. Sequence number g of the stream is window
-``order(g // windows)[g % windows]``.
+Shares are exact at every number: after n sequences a source of weight w has given more than n w / W
+- 1 and fewer than n w / W + 1 of them, where W is the sum of all weights. Sources are ordered by
+earliest deadline: item j of a source may come from place floor(j W / w) on and must come before
+place ceil((j + 1) W / w), and of the items that may come, the one with the earliest deadline does.
+With shares that add up to one, every item then meets its deadline (Baruah, Cohen, Plaxton, Varvel:
+Proportionate Progress, Algorithmica 15, 1996, in the case of one processor).
 
-So a resume position is one integer, the number of sequences consumed, and the order of the data does not
-depend on the number of ranks: each rank computes its rows of the same batch.
+The order repeats after W places, so W is kept small: weights are taken as exact fractions, or
+rounded to multiples of 1 / ``MOST`` if W would exceed ``MOST``.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
+from math import gcd, lcm
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from plait.core.base.errors import JobError
+from plait.core.job.data_settings import LEAST_SHARE
+from plait.core.job.plan import RunSettings
 from plait.core.job.rampup import BatchSizes
 from plait.core.job.settings import SourceSection
-from plait.core.job.spec import Job
-from plait.train.data.corpus import Corpus, SplitName
-from plait.train.data.mixture import Mixture, whole_weights
-from plait.train.data.sequences import Packed, Sequences, gathered, view_of
+from plait.train.data.corpus import Corpus
+from plait.train.data.sequences import Batches, Packed, Sequences
 from plait.train.data.sets import evaluation_sets, training_sets
 
 Phase = tuple[int, dict[str, int]]
-"""From which sequence on a mixture holds, and its weights by the identities of sources."""
-ROUNDS = 8  # of the Feistel network below: even over four windows every order then comes equally often within 2 %
+"""The first sequence of a mixture, and its weights by the identities of sources."""
+MOST = round(1 / LEAST_SHARE)
+"""Places after which an order repeats, at most."""
+_BLOCK = 1 << 14
 
 
-class Batches:
-    """An endless stream of shuffled training sequences that is a pure function of the position.
+def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
+    """Return positive integers in the proportion of ``weights``, without a common factor, with a
+    sum up to ``MOST``: exact if the decimal weights allow it, else to one part in ``MOST``.
 
-    The same corpus, split, ``sequence`` (tokens) and ``seed`` give the same stream on any machine, whatever
-    the batch size and the shard size. ``identity`` names that stream, to be kept beside a position. ``batch``
-    is the global batch, in sequences. Raises ``DataError`` when the split is shorter than one sequence.
+    >>> whole_weights([0.7, 0.2, 0.1]), whole_weights([3, 1.5]), whole_weights([1e-9, 1])
+    ((7, 2, 1), (2, 1), (1, 1048575))
+    """
+    exact = [Fraction(str(weight)) for weight in weights]
+    scale = lcm(*(one.denominator for one in exact))
+    found = [int(one * scale) for one in exact]
+    if sum(found) // gcd(*found) > MOST:
+        total = sum(exact)
+        found = [max(1, int(one / total * MOST)) for one in exact]
+        found[found.index(max(found))] += MOST - sum(found)
+    return tuple(one // gcd(*found) for one in found)
+
+
+class Order:
+    """An endless order of sources by integer weights; computed as far as needed, and kept.
+
+    >>> Order((3, 1)).sources(0, 8).tolist()
+    [0, 0, 0, 1, 0, 0, 0, 1]
+    >>> Order((3, 1)).before(6).tolist()
+    [5, 1]
     """
 
-    def __init__(
-        self, corpus: Corpus, split: SplitName, *, sequence: int, batch: int, seed: int = 0, masks: bool = False
-    ) -> None:
-        assert sequence >= 1 and batch >= 1, f"{batch} sequences of {sequence} tokens"
-        self.corpus, self.sequence, self.batch, self.seed = corpus, sequence, batch, seed
-        self.split: SplitName = split
-        self.view = view_of(corpus, split, sequence, masks=masks)
-        self.windows = self.view.count
-        """Sequences in one epoch."""
+    def __init__(self, weights: Sequence[int]) -> None:
+        assert weights and min(weights) > 0, f"weights {weights}"
+        self.weights, self.period = tuple(weights), sum(weights)
+        self._sources = np.empty(0, np.int32)
+        self._counts = [0] * len(weights)
 
-    @cached_property
-    def identity(self) -> str:
-        """A hash of all that decides the stream; a position means nothing under another identity."""
-        digest = self.corpus.index.splits[self.split].digest
-        parts = (digest, self.split, self.sequence, self.seed, *self.view.kind)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    def sources(self, start: int, count: int) -> np.ndarray:
+        """Return the source of each of the places ``start .. start + count``: int32 [count]."""
+        places = np.arange(start, start + count, dtype=np.int64) % self.period
+        self._extend(int(places.max()) + 1 if count else 0)
+        return self._sources[places]
 
-    def window_ids(self, start: int, count: int) -> np.ndarray:
-        """The window that each of the sequences ``start .. start + count`` shows: int64 [count]."""
-        assert start >= 0, f"the stream begins at 0, not at {start}"
-        return self.windows_of(np.arange(start, start + count, dtype=np.int64))
+    def before(self, place: int) -> np.ndarray:
+        """Return the number of items of each source before a place: int64 [sources]."""
+        rounds, rest = divmod(place, self.period)
+        self._extend(rest)
+        return np.array(self.weights, np.int64) * rounds + np.bincount(
+            self._sources[:rest], minlength=len(self.weights)
+        )
 
-    def windows_of(self, numbers: np.ndarray) -> np.ndarray:
-        """The window that each sequence of these numbers shows: int64, same shape [n]."""
-        epochs, places = np.divmod(numbers, self.windows)
-        result = np.empty(len(numbers), np.int64)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            result[here] = _permute(places[here], self.windows, f"{self.seed}/{epoch}")
-        return result
-
-    def take(self, start: int, count: int) -> Sequences:
-        """Sequences ``start .. start + count`` of the stream."""
-        return self.gather(self.window_ids(start, count))
-
-    def gather(self, window_ids: np.ndarray) -> Sequences:
-        """Windows as tensors."""
-        return gathered(self.view, window_ids)
+    def _extend(self, places: int) -> None:
+        """Compute the order up to ``places`` places, in blocks."""
+        weights, whole, counts = self.weights, self.period, self._counts
+        while len(self._sources) < min(places, whole):
+            begin = len(self._sources)
+            found = np.empty(min(_BLOCK, whole - begin), np.int32)
+            for place in range(begin, begin + len(found)):
+                best, choice = 0, -1
+                for source, weight in enumerate(weights):
+                    if counts[source] * whole < (place + 1) * weight:
+                        deadline = -(-(counts[source] + 1) * whole // weight)
+                        if choice < 0 or deadline < best:
+                            best, choice = deadline, source
+                counts[choice] += 1
+                found[place - begin] = choice
+            self._sources = np.concatenate([self._sources, found])
 
 
-def _permute(places: np.ndarray, size: int, key: str) -> np.ndarray:
-    """Where the permutation of ``range(size)`` named by ``key`` sends ``places``: int64, same shape [n].
+class Mixture:
+    """An order whose weights changed at certain places, for example when sources were added.
 
-    A Feistel network on the smallest even number of bits that holds ``size``, walked until the value falls
-    back inside (fewer than four walks on average). It needs no memory for any size, and unlike
-    ``numpy.random`` its result is ours to keep: an upgrade of a library cannot change where a resumed run
-    continues.
+    phases: (first place, weights of all sources; 0 for a source that is not in the mixture yet).
+
+    >>> mixture = Mixture([(0, (1, 0)), (4, (1, 1))])
+    >>> [array.tolist() for array in mixture.items(2, 6)]
+    [[0, 0, 0, 1, 0, 1], [2, 3, 4, 0, 5, 1]]
     """
-    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
-    mask = (np.uint64(1) << half) - np.uint64(1)
-    keys = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest(), "<u8")
 
-    def walk(values: np.ndarray) -> np.ndarray:
-        left, right = values >> half, values & mask
-        for number in range(ROUNDS):
-            left, right = right, left ^ (_mix(right + keys[number]) & mask)
-        return (left << half) | right
+    def __init__(self, phases: Sequence[tuple[int, Sequence[int]]]) -> None:
+        assert phases and phases[0][0] == 0, f"phases {phases}"
+        self.phases = [(start, tuple(weights)) for start, weights in phases]
+        self._present = [np.flatnonzero(weights) for _, weights in self.phases]
+        self._orders = [Order([weights[at] for at in there]) for (_, weights), there in
+                        zip(self.phases, self._present, strict=True)]  # fmt: skip
+        self._items_before = [np.zeros(len(self.phases[0][1]), np.int64)]
+        """Items of each source before each phase."""
+        for number in range(1, len(self.phases)):
+            self._items_before.append(self._before(number - 1, self.phases[number][0]))
 
-    result = walk(places.astype(np.uint64))
-    while (outside := result >= np.uint64(size)).any():
-        result[outside] = walk(result[outside])
-    return result.astype(np.int64)
+    def before(self, place: int) -> np.ndarray:
+        """Return the number of items of each source before a place: int64 [sources]."""
+        return self._before(self._phase(place), place)
 
+    def items(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return, for the places ``start .. start + count``, the source of each, and the index of
+        its item in that source; int64 [count] each."""
+        sources, items = np.empty(count, np.int64), np.empty(count, np.int64)
+        done = 0
+        while done < count:
+            place, number = start + done, self._phase(start + done)
+            last = self.phases[number + 1][0] if number + 1 < len(self.phases) else start + count
+            here = slice(done, min(count, done + last - place))
+            first = self.phases[number][0]
+            chosen = self._present[number][self._orders[number].sources(place - first, here.stop - done)]
+            sources[here] = chosen
+            for source, given in enumerate(self._before(number, place).tolist()):
+                mine = chosen == source
+                items[here][mine] = given + np.arange(mine.sum())
+            done = here.stop
+        return sources, items
 
-def _mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64: every input bit changes every output bit with probability one half."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    def _phase(self, place: int) -> int:
+        return max(number for number, (start, _) in enumerate(self.phases) if start <= place)
+
+    def _before(self, number: int, place: int) -> np.ndarray:
+        found = self._items_before[number].copy()
+        found[self._present[number]] += self._orders[number].before(place - self.phases[number][0])
+        return found
 
 
 class Mixed:
-    """An endless stream of sequences of several sources: which source comes at which number is a pure
-    function of the number (``plait.train.data.mixture``), and each source goes on as its own ``Batches`` do.
+    """An endless stream of sequences of several sources. The source at each number is a pure
+    function of the number, and each source is read in the order of its own ``Batches``.
 
-    history: the mixtures of a run from its first start on, the last of them this one; from which sequence
-    each holds, and weights by the identity of a source.
+    history: the mixtures since the first start of the run, the last of them the present one; each
+    with its first sequence, and weights by the identity of a source.
     """
 
     def __init__(self, parts: Sequence[Batches], names: Sequence[str], history: Sequence[Phase]) -> None:
         self.parts, self.names, self.history = tuple(parts), tuple(names), tuple(history)
-        first = parts[0]
-        self.batch, self.sequence = first.batch, first.sequence
         keys = keys_of(parts)
-        self._order = sorted(range(len(parts)), key=keys.__getitem__)  # however the job lists them
+        self._order = sorted(range(len(parts)), key=keys.__getitem__)  # independent of the order in the job
         phases = [(start, [weights.get(keys[at], 0) for at in self._order]) for start, weights in history]
         self.mixture = Mixture(phases)
 
     @property
     def identity(self) -> str | list[Phase]:
-        """What decides the stream, to be kept beside a position: of one source its own."""
+        """Everything that decides the stream, to be saved with a position; for a single source, its
+        own identity."""
         return self.parts[0].identity if len(self.parts) == 1 else list(self.history)
 
     def take(self, start: int, count: int) -> Sequences:
-        """Sequences ``start .. start + count`` of the stream."""
+        """Return sequences ``start .. start + count`` of the stream."""
         import torch
 
-        found = torch.zeros((3, count, self.sequence), dtype=torch.int64)
+        found = torch.zeros((3, count, self.parts[0].view.sequence), dtype=torch.int64)
         for part, here, windows in self._parts(start, count):
             for into, given in zip(found, part.gather(windows), strict=True):
                 if given is not None:
@@ -148,21 +191,22 @@ class Mixed:
         return Sequences(tokens, targets, starts if self.parts[0].view.masks else None)
 
     def targets(self, start: int, count: int) -> int:
-        """How many of their targets count."""
+        """Return the number of targets that count in these sequences."""
         return sum(part.view.targets(windows) for part, _, windows in self._parts(start, count))
 
     def _parts(self, start: int, count: int) -> Iterator[tuple[Batches, np.ndarray, np.ndarray]]:
-        """Sources that have some of so many sequences, which of them, and their windows."""
+        """Yield, for each source with sequences in the range, its ``Batches``, the positions of its
+        sequences in the range, and their windows."""
         sources, items = self.mixture.items(start, count)
         for number, at in enumerate(self._order):
             if len(here := np.flatnonzero(sources == number)):
                 yield self.parts[at], here, self.parts[at].windows_of(items[here])
 
-    def told(self, sequences: int) -> list[str]:
-        """What was packed of each source, and the shares of a run of so many sequences, in lines; of one
-        source no shares."""
+    def summary_lines(self, sequences: int) -> list[str]:
+        """Return lines with each source's packing, and, for several sources, their shares of a run
+        of ``sequences`` sequences."""
         packed = [
-            f"{name}: {part.view.told}" if len(self.parts) > 1 else part.view.told
+            f"{name}: {part.view.summary}" if len(self.parts) > 1 else part.view.summary
             for name, part in zip(self.names, self.parts, strict=True)
             if isinstance(part.view, Packed)
         ]
@@ -174,7 +218,8 @@ class Mixed:
         ]
 
     def check_epochs(self, sources: Sequence[SourceSection], steps: int, sizes: BatchSizes) -> None:
-        """Raise JobError where a run of so many steps reads a source more often than it may."""
+        """Raise JobError if a run of ``steps`` steps reads a source more often than its
+        ``epochs``."""
         for source, one in zip(sources, self.shares(sizes.before(steps)), strict=True):
             if source.weight is not None and source.epochs is not None and one.sequences > one.windows * source.epochs:
                 most = sizes.within(int(one.windows * source.epochs / one.share))
@@ -184,7 +229,7 @@ class Mixed:
                 )  # fmt: skip
 
     def shares(self, sequences: int) -> list[SourceShare]:
-        """What the first so many sequences are made of."""
+        """Return each source's share of the first ``sequences`` sequences."""
         before = self.mixture.before(sequences).tolist()
         read = [before[self._order.index(at)] for at in range(len(self.parts))]
         return [
@@ -194,8 +239,8 @@ class Mixed:
 
 
 class SourceShare(NamedTuple):
-    """Of a source: its tokens and windows, how many sequences a run reads of it, which share of all that
-    is."""
+    """A source's tokens and windows, the number of sequences that a run reads of it, and their
+    share of all sequences."""
 
     name: str
     tokens: int
@@ -205,13 +250,13 @@ class SourceShare(NamedTuple):
 
     @property
     def epochs(self) -> float:
-        """How often a run reads it."""
+        """The number of times that a run reads the source."""
         return self.sequences / self.windows
 
 
 def weights_of(sources: Sequence[SourceSection], parts: Sequence[Batches]) -> dict[str, int]:
-    """Whole weights by the identities of sources: as the job says, or as many as each has, times its
-    epochs."""
+    """Return integer weights by the identities of sources: the job's weights, or a source's number
+    of sequences times its epochs."""
     given = [
         source.weight if source.weight is not None else part.windows * (source.epochs or 1.0)
         for source, part in zip(sources, parts, strict=True)
@@ -220,7 +265,8 @@ def weights_of(sources: Sequence[SourceSection], parts: Sequence[Batches]) -> di
 
 
 def keys_of(parts: Sequence[Batches]) -> list[str]:
-    """What names each source of a mixture: its identity, numbered where several hold the same tokens."""
+    """Return a unique key for each source of a mixture: its identity, numbered if several sources
+    hold the same tokens."""
     found: list[str] = []
     for part in parts:
         again = sum(key.partition("#")[0] == part.identity for key in found)
@@ -230,7 +276,8 @@ def keys_of(parts: Sequence[Batches]) -> list[str]:
 
 @dataclass(frozen=True)
 class EvalSet:
-    """Sequences of an evaluation: the first ``count`` of a split. name: empty for the only one."""
+    """Sequences of an evaluation: the first ``count`` of a split. name: empty if there is only one
+    set."""
 
     name: str
     batches: Batches
@@ -238,28 +285,29 @@ class EvalSet:
 
     @cached_property
     def targets(self) -> int:
-        """How many of its targets count."""
+        """The number of its targets that count."""
         return self.batches.view.targets(np.arange(self.count))
 
 
 @dataclass(frozen=True)
 class Stream:
-    """train: sequences of optimizer steps. evaluation: sets that are evaluated; none if the job evaluates
-    nothing."""
+    """A job's sequences. train: sequences of optimizer steps. evaluation: evaluation sets; empty if
+    the job does not evaluate."""
 
     train: Mixed
     evaluation: tuple[EvalSet, ...]
 
     @staticmethod
-    def open(job: Job, folder: Path) -> Stream:
-        """From prepared corpora in ``folder``. Raises DataError for one that gives no sequence."""
-        data, batch = job.data, job.train.global_batch_size
-        how: dict[str, Any] = {"batch": batch, "sequence": data.sequence_length, "seed": data.seed, "masks": data.masks}
+    def open(settings: RunSettings, folder: Path) -> Stream:
+        """Open the prepared corpora in ``folder``. Raises DataError for a corpus without a
+        sequence, JobError for a source read too often."""
+        data = settings.data
+        how: dict[str, Any] = {"sequence": data.sequence_length, "seed": data.seed, "masks": data.masks}
         corpora = [Corpus.open(one.folder) for one in training_sets(data, folder)]
         parts = [Batches(corpus, "train", **how) for corpus in corpora]
         train = Mixed(parts, [source.called for source in data.train], [(0, weights_of(data.train, parts))])
-        train.check_epochs(data.train, job.train.steps, job.train.batches)
-        if not job.train.eval_every:
+        train.check_epochs(data.train, settings.train.steps, settings.train.batches)
+        if not settings.train.eval_every:
             return Stream(train, ())
         if data.eval:
             held = [Batches(Corpus.open(one.folder), "train", **how) for one in evaluation_sets(data, folder)]
@@ -267,15 +315,16 @@ class Stream:
         else:
             held = [Batches(corpus, "eval", **how) for corpus in corpora]
             names = [source.called for source in data.train]
-        most = job.train.eval_batches * batch
+        most = settings.train.eval_batches * settings.train.global_batch_size
         if len(held) == 1:
             names = [""]
         found = (EvalSet(name, one, min(most, one.windows)) for name, one in zip(names, held, strict=True))
         return Stream(train, tuple(found))
 
     def resumed(self, state: object, sequences: int) -> Stream | None:
-        """The stream of a run that goes on after so many sequences, with what its checkpoint has kept of the
-        mixture. None where that is of other data: a source is no longer there."""
+        """Return the stream of a run that resumes after ``sequences`` sequences, with the mixtures
+        stored in its checkpoint. Return None if the checkpoint belongs to other data: one of its
+        sources is missing now."""
         now = self.train.history[-1][1]
         kept = [(0, {state: 1})] if isinstance(state, str) else _history(state)
         if not kept or any(one not in now for _, weights in kept for one in weights):
@@ -288,7 +337,7 @@ class Stream:
 
 
 def _history(state: object) -> list[Phase]:
-    """Mixtures of a checkpoint; none, if it is of something else."""
+    """Return the mixtures in a checkpoint; empty for other content."""
     try:
         found = [(int(start), {str(one): int(weight) for one, weight in weights.items()}) for start, weights in state]  # type: ignore[union-attr]
     except (TypeError, ValueError, AttributeError):

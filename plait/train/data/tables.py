@@ -1,8 +1,10 @@
-"""Tables of Parquet and Arrow files, read in a process of its own, within a limit of memory.
+"""Read tables of Parquet and Arrow files in a separate process, within a memory limit.
 
-A file of some kilobytes may hold gigabytes: packed pages, dictionaries of which every row names the same long
-text. Its own numbers need not be true, and what is hostile may crash a library. So the system keeps the
-process that reads it from taking more than its limit. It gives lines of JSON.
+A file of some kilobytes may hold gigabytes: compressed pages, or dictionaries of which every row
+names the same long text. Its own counts may be false, and a malicious file may crash a library. So
+the operating system limits the memory of the process that reads it. The process sends rows as lines
+of JSON, texts and bytes as strings. Values that JSON does not have become ``str``; in a column of
+its own, a date for example becomes ``{"date": "2026-01-02"}``, which cannot be mistaken for a text.
 """
 
 from __future__ import annotations
@@ -14,80 +16,55 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base.env import inherited
 from plait.core.base.numbers import shown
-from plait.core.base.process import command_of
+from plait.core.base.process import command_of, end_piped
 from plait.core.base.programs import TABLES
 from plait.train.data import kinds
-from plait.train.data.utf8 import not_utf8
+from plait.train.data.kinds import decoded
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MEMORY = 640 << 20
-"""Bytes that the process may write to (a file that is mapped is not among them), for a file without bytes."""
+"""Bytes of private memory that the process may use (a memory-mapped file does not count), for an
+empty file."""
 MEMORY_PER_BYTE, MOST_MEMORY = 4, 3 << 30
-"""More for each byte of a file, and for any: a thousand books may stand in one page, which is copied."""
+"""Additional bytes for each byte of a file, and the limit for any file: one page may hold a
+thousand books, and is copied."""
 BATCH, BATCH_BYTES = 1024, 16 << 20
-"""Rows of a Parquet file that are unpacked together, and their bytes, if its numbers are true."""
+"""Rows of a Parquet file that are decoded together, and their bytes, if the file's counts are
+true."""
 LINE = 64 << 10
-"""Bytes of rows that come together."""
+"""Bytes of rows that are sent together."""
 LARGEST_ROW = 48 << 20
-"""Bytes of one row, of any format; a longer one is refused. What is read takes up to ten times as much."""
+"""Bytes of one row, of any format; a longer one is refused. Reading takes up to ten times as much
+memory."""
 TOO_LARGE = (
     "reading a page, a batch or a row of it takes more than {} MiB of memory; write it anew with fewer rows in each "
     "(write_batch_size=16 of pyarrow.parquet, max_chunksize=16 of pyarrow.ipc), or as JSON lines"
 )
 LEAN = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Settings under which the process reserves no memory that it does not use."""
-OTHER = "plait.other"
-"""The key under which a value stands that JSON does not have."""
+"""Settings with which the process reserves no memory that it does not use."""
 Values = tuple[dict[str, Any], int]
-"""A row by the names of its columns, and how many bytes of it were no UTF-8."""
+"""A row by column names, and the number of its bytes that were not UTF-8."""
 _idle: list[subprocess.Popen[bytes]] = []
 os.register_at_fork(after_in_child=_idle.clear)
 
 
 class Unfit(ValueError):
-    """What a sound file has that is not read."""
-
-
-@dataclass(frozen=True)
-class Other:
-    """A value that JSON does not have, such as a date: only how it prints."""
-
-    printed: str
-
-    def __str__(self) -> str:
-        return self.printed
-
-    __repr__ = __str__
-
-
-def _unpacked(line: bytes) -> Any:
-    return json.loads(line, object_hook=_with_others if OTHER.encode() in line else None)
-
-
-def _with_others(found: dict[str, Any]) -> Any:
-    if OTHER not in found:
-        return found
-    return found["bytes"].encode("latin-1") if "bytes" in found else Other(found[OTHER])
-
-
-def _other(value: Any) -> dict[str, str]:
-    return {OTHER: "", "bytes": value.decode("latin-1")} if isinstance(value, bytes) else {OTHER: str(value)}
+    """An unsupported feature of an intact file."""
 
 
 def table(path: Path, format: str, columns: Sequence[str] | None) -> Iterator[Values]:
-    """The rows of a file. columns: which to read; None, or if none of them is there: all.
+    """Yield the rows of a file. columns: the columns to read; all if None, or if none of them
+    exists.
 
-    Raises Unfit for what is not read, ValueError that says what is damaged.
+    Raises Unfit for unsupported files, ValueError with a description of the damage.
     """
     process = _idle.pop() if _idle else _start()
     assert process.stdin and process.stdout
@@ -95,14 +72,14 @@ def table(path: Path, format: str, columns: Sequence[str] | None) -> Iterator[Va
     try:
         process.stdin.write(json.dumps([os.fspath(path), format, columns]).encode() + b"\n")
         process.stdin.flush()
-        while not isinstance((line := _unpacked(process.stdout.readline()))[0], str):
+        while not isinstance((line := json.loads(process.stdout.readline()))[0], str):
             yield from ((values, bad) for values, bad in line)
         problem, unfit = line
     except (OSError, json.JSONDecodeError):
         pass
     finally:
         if problem:
-            _end(process)
+            end_piped(process)
         else:
             _idle.append(process)
     if problem:
@@ -116,32 +93,22 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Have it end, and wait until it has."""
-    process.kill()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe
-        with suppress(OSError):
-            pipe.close()
-    process.wait()
-
-
 @atexit.register
 def _end_idle() -> None:
     while _idle:
-        _end(_idle.pop())
+        end_piped(_idle.pop())
 
 
 # ---- in the process ----
 
 
 def main() -> int:
-    """Read each file that a line names: its rows, then a pair: what is wrong, empty if nothing is, and
-    whether it is ``Unfit``."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the end of input follows
+    """Read each file that a line names: send its rows, then a pair: the problem (empty if there is
+    none), and True if it is ``Unfit``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the end of input follows
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import pyarrow as pa
-    import pyarrow.parquet  # before the limit
+    import pyarrow.parquet  # imported before the memory limit is set
 
     own = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
@@ -162,38 +129,36 @@ def main() -> int:
 
 
 def _send(rows: Iterator[Values]) -> None:
-    """Lists of rows, a line of JSON each; those before an error, too."""
-    group, size = list[bytes](), 0
+    """Write lists of rows, one line of JSON each; also the rows before an error."""
+    group, size = list[Values](), 0
     try:
         for row in rows:
-            group.append(_packed(row))
-            size += len(group[-1])
-            if size >= LINE:
+            more = sum(LINE if isinstance(one, list | dict) else len(one) if isinstance(one, str) else 8
+                       for one in row[0].values())  # fmt: skip
+            if group and size + more > LINE:
                 _write(group)
-                group, size = [], 0
+                size = 0
+            group.append(row)
+            size += more
     finally:
         if group:
             _write(group)
 
 
-def _write(group: Sequence[bytes]) -> None:
-    sys.stdout.buffer.write(b"[")
-    sys.stdout.buffer.write(b",".join(group))
-    sys.stdout.buffer.write(b"]\n")
+_encode = json.JSONEncoder(default=str, ensure_ascii=False).encode
 
 
-_encode = json.JSONEncoder(default=_other, ensure_ascii=False).encode
-
-
-def _packed(row: Values) -> bytes:
-    packed = _encode(row).encode()
-    if len(packed) > LARGEST_ROW:
+def _write(group: list[Values]) -> None:
+    packed = _encode(group).encode()
+    if len(group) == 1 and len(packed) > LARGEST_ROW:
         raise Unfit(f"a row of it has {len(packed):,} bytes, and at most {LARGEST_ROW:,} are read")
-    return packed
+    sys.stdout.buffer.write(packed + b"\n")
+    group.clear()
 
 
 def read(path: Path, format: str, columns: Sequence[str] | None) -> Iterator[Values]:
-    """As ``table``, in this process. Raises MemoryError, OSError, ValueError and ArrowException, too."""
+    """Yield the rows of ``table``, in this process. Raises MemoryError, OSError, ValueError and
+    ArrowException, too."""
     for batch in _READERS[format](path, columns):
         names, values = batch.schema.names, [_values(column) for column in batch.columns]
         for each in zip(*values, strict=True):
@@ -201,8 +166,8 @@ def read(path: Path, format: str, columns: Sequence[str] | None) -> Iterator[Val
 
 
 def _values(column: pa.Array) -> Iterator[tuple[Any, int]]:
-    """Values of Python, each with the bytes in it that were no UTF-8. Raises ArrowInvalid for offsets and the
-    like that a hostile file has wrong."""
+    """Yield values of Python, each with its number of bytes that were not UTF-8. Raises
+    ArrowInvalid for invalid offsets and similar damage in a malicious file."""
     import pyarrow as pa
 
     plain = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
@@ -215,10 +180,12 @@ def _values(column: pa.Array) -> Iterator[tuple[Any, int]]:
     column.validate(full=True)
     for one in column:
         value = one.as_py()
-        if texts and value is not None:
-            yield value.decode(errors="replace"), not_utf8(value)
-        else:
+        if isinstance(value, bytes):
+            yield decoded(value) if texts else (value.decode(errors="replace"), 0)
+        elif value is None or isinstance(value, int | float | list | dict):
             yield value, 0
+        else:
+            yield {type(value).__name__: str(value)}, 0
 
 
 # ---- files ----
@@ -240,9 +207,8 @@ def _arrow(path: Path, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch
 
     with pa.memory_map(str(path)) as source:
         reader = pa.ipc.open_file(source)
-        names = _kept(reader.schema, columns)
-        for number in range(reader.num_record_batches):
-            yield _selected(reader.get_batch(number), names)
+        batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+        yield from _selected(batches, _kept(reader.schema, columns))
 
 
 def _arrow_stream(path: Path, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
@@ -250,26 +216,24 @@ def _arrow_stream(path: Path, columns: Sequence[str] | None) -> Iterator[pa.Reco
 
     with pa.memory_map(str(path)) as source:
         reader = pa.ipc.open_stream(source)
-        names = _kept(reader.schema, columns)
-        for batch in reader:
-            yield _selected(batch, names)
+        yield from _selected(reader, _kept(reader.schema, columns))
+
+
+def _selected(batches: Iterable[pa.RecordBatch], names: list[str] | None) -> Iterator[pa.RecordBatch]:
+    return (batch.select(names) if names else batch for batch in batches)
 
 
 _READERS = {kinds.PARQUET: _parquet, kinds.ARROW: _arrow, kinds.ARROW_STREAM: _arrow_stream}
 
 
 def _kept(schema: pa.Schema, columns: Sequence[str] | None) -> list[str] | None:
-    """The columns to read: those asked for that are there, or all, so that a refusal can name them. Raises
-    Unfit for one that is there twice."""
+    """Return the columns to read: the requested ones that exist; None for all, so that an error
+    message can name them. Raises Unfit for a duplicate column."""
     twice = next((name for name in columns or schema.names if schema.names.count(name) > 1), None)
     if twice is not None:
         raise Unfit(f"it has the column {shown(twice)} twice")
     there = [name for name in columns or () if name in schema.names]
     return there or None
-
-
-def _selected(batch: pa.RecordBatch, names: list[str] | None) -> pa.RecordBatch:
-    return batch.select(names) if names else batch
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Text to token ids and back: the built-in byte tokenizer, and Hugging Face ``tokenizer.json`` files.
+"""Encode text as token ids and decode it: the built-in byte tokenizer, and Hugging Face
+``tokenizer.json`` files.
 
-The byte tokenizer needs no file and no training: a byte is its own id and 256 means end of text, so the
-vocabulary is 257 and no text, whatever its encoding, can contain the separator. (The embedding is padded to
-what tensor parallelism needs by ``Strategy.padded_vocab``; a tokenizer never rounds its vocabulary up.)
+The byte tokenizer needs no file and no training: a byte is its own id and 256 means end of text. So
+the vocabulary is 257, and no text, whatever its encoding, can contain the separator.
+(``Strategy.padded_vocab`` pads the embedding for tensor parallelism; a tokenizer never rounds its
+vocabulary up.)
 """
 
 from __future__ import annotations
@@ -16,20 +18,23 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from plait.core.base.codec.json_text import parse_table, read_table
+from plait.core.base.codec.json_text import parse_table
 from plait.core.base.errors import DataError
 from plait.core.base.files import contents_within, kind_of, reason_of
 from plait.core.base.numbers import shown
-from plait.train.data.utf8 import utf8
+from plait.train.data.chat_template import settings_in, spelled
+from plait.train.data.kinds import utf8
 
 STDERR = 2
-# tokenizer.json does not say which special token ends a text: files beside it do, or one of the usual names.
+# tokenizer.json does not declare which special token ends a text: files beside it do, or one of the usual
+# names.
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
 END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>", "[SEP]")
 
 
 class Tokenizer(Protocol):
-    """What the data path needs; ``ByteTokenizer`` and ``FileTokenizer`` are the two implementations."""
+    """The interface of tokenizers; ``ByteTokenizer`` and ``FileTokenizer`` are the two basic
+    implementations."""
 
     @property
     def vocab(self) -> int:
@@ -43,29 +48,31 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal only for tokenizers that give the same ids; kept in the index of a corpus."""
+        """A string that is equal only for tokenizers that give the same ids; stored in the index of
+        a corpus."""
         ...
 
     def encode(self, text: bytes | str) -> np.ndarray:
-        """Token ids, int64 [tokens], without any special token added."""
+        """Return token ids, int64 [tokens], without any special token added."""
         ...
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """``encode`` of each text; on all cores where the implementation can."""
+        """Return ``encode`` of each text; on all cores if the implementation can."""
         ...
 
     def encode_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """``encode`` of each text, and from which to which of its characters each token stands, int64
+        """Return ``encode`` of each text, and begin and end of each token in characters, int64
         [tokens, 2]."""
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ``ids``; end-of-text becomes nothing, bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ``ids``; end-of-text is removed, bytes that are not UTF-8 become
+        U+FFFD."""
         ...
 
 
 class ByteTokenizer:
-    """One token per byte, plus end-of-text.
+    """A tokenizer with one token per byte, plus end-of-text.
 
     >>> ByteTokenizer().encode("hé").tolist()
     [104, 195, 169]
@@ -78,7 +85,7 @@ class ByteTokenizer:
     fingerprint = "bytes-1"
 
     def encode(self, text: bytes | str) -> np.ndarray:
-        """Token ids, int64 [bytes]; a ``str`` is taken as ``utf8`` has it."""
+        """Return token ids, int64 [bytes]; a ``str`` is encoded with ``utf8``."""
         data = utf8(text) if isinstance(text, str) else text
         return np.frombuffer(data, np.uint8).astype(np.int64)
 
@@ -94,7 +101,7 @@ class ByteTokenizer:
         return found
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ``ids``; ``ValueError`` for an id outside 0..256."""
+        """Return the text of ``ids``. Raises ValueError for an id outside 0..256."""
         array = np.asarray(ids, dtype=np.int64).reshape(-1)
         if array.size and not 0 <= array.min() <= array.max() < self.vocab:
             raise ValueError(f"token ids must lie in 0..{self.vocab - 1}, got {array.min()}..{array.max()}")
@@ -102,14 +109,14 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """A Hugging Face ``tokenizer.json``.
+    """A tokenizer from a Hugging Face ``tokenizer.json``.
 
-    Truncation, padding and merges left out at random, which the file may ask for, are switched off, and no
-    begin or end token is added: a corpus is an unbroken stream of text. A special token spelled out in the
-    text (``<|endoftext|>`` between the stories of one file) does become that token. A character for which the
-    vocabulary has no token, and no other that stands for unknown ones, is a DataError.
+    Truncation, padding and BPE dropout, which the file may request, are switched off, and no begin
+    or end token is added: a corpus is an unbroken stream of text. A special token spelled out in
+    the text (``<|endoftext|>`` between the stories of one file) does become that token. Raises
+    DataError for a character without a token, if the vocabulary has no unknown token either.
 
-    | file | what is read of it |
+    | file | content used |
     |---|---|
     | ``tokenizer.json`` | all, by the package ``tokenizers``, within limits (``check_limits``) |
     | ``tokenizer_config.json``, else ``special_tokens_map.json`` | ``eos_token``, which ends a text |
@@ -145,9 +152,9 @@ class FileTokenizer:
         ]
 
     def _encodings(self, texts: Sequence[str], *, offsets: bool) -> Sequence[Any]:
-        """What the library makes of texts."""
+        """Return the library's encodings of texts. Raises DataError."""
         encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
-        fix = "name a tokenizer that has a token for all that it does not know, and a pattern that takes no ages"
+        fix = "name a tokenizer that has an unknown token and a fast pattern"
         with _explained(f"{self.path}: cannot encode this text", fix):
             encodings = encode(texts, add_special_tokens=False)
         if self._drops:
@@ -155,7 +162,7 @@ class FileTokenizer:
         return encodings
 
     def _refuse_dropped(self, texts: Sequence[str], encodings: Sequence[Any]) -> None:
-        """Raise DataError for a character, other than blanks, that no token covers."""
+        """Raise DataError for a character, other than white space, that no token covers."""
         for text, encoding in zip(texts, encodings, strict=True):
             covered = np.zeros(len(text) + 1, np.int64)
             for begin, end in encoding.offsets:
@@ -164,18 +171,18 @@ class FileTokenizer:
             for at in np.flatnonzero(np.cumsum(covered[:-1]) == 0):
                 if not text[at].isspace():
                     raise DataError(
-                        f"{self.path}: has no token for {text[at]!r}, and none for what it does not know, so this text "
+                        f"{self.path}: has no token for {text[at]!r} and no unknown token, so this text "
                         "would lose characters; name another tokenizer"
                     )
 
     @property
     def special(self) -> tuple[str, ...]:
-        """How its special tokens are spelled."""
+        """The special tokens, as text."""
         added = self._tokenizer.get_added_tokens_decoder()
         return tuple(token.content for token in added.values() if token.special)
 
     def token(self, number: int) -> str:
-        """How the file spells a token."""
+        """Return a token as the file spells it."""
         return self._tokenizer.id_to_token(number)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -184,9 +191,10 @@ class FileTokenizer:
 
 
 def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
-    """``"bytes"``, or the path of a ``tokenizer.json`` or of a folder that holds one.
+    """Return the tokenizer ``"bytes"``, or of a ``tokenizer.json``, given by its path or its
+    folder.
 
-    Raises ``DataError`` when there is no such file or it is not a tokenizer file.
+    Raises DataError if there is no such file or it is not a tokenizer file.
     """
     if str(name_or_path) == "bytes":
         return ByteTokenizer()
@@ -206,7 +214,7 @@ def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
 
 
 def _read_tokenizer(path: Path) -> tuple[bytes, Any]:
-    """The bytes of the file and the ``tokenizers.Tokenizer`` they describe."""
+    """Return the bytes of the file and the ``tokenizers.Tokenizer`` that they describe."""
     from tokenizers import Tokenizer as Library
 
     try:
@@ -220,10 +228,11 @@ def _read_tokenizer(path: Path) -> tuple[bytes, Any]:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Keep from standard error what a library in Rust prints there of a failure that is told in our words."""
+    """Discard what a Rust library prints to standard error about a failure; Plait reports it
+    itself."""
     try:
         kept, null = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
-    except OSError:  # it is closed
+    except OSError:  # standard error is closed
         yield
         return
     os.dup2(null, STDERR)
@@ -237,8 +246,8 @@ def quiet() -> Generator[None]:
 
 @contextmanager
 def _explained(problem: str, fix: str) -> Generator[None]:
-    """Raise DataError for whatever the package ``tokenizers`` raises: bare exceptions, and panics of Rust,
-    which are not even that."""
+    """Turn every error of the package ``tokenizers`` into DataError: plain exceptions, and Rust
+    panics, which derive from BaseException only."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -248,8 +257,8 @@ def _explained(problem: str, fix: str) -> Generator[None]:
 
 
 def _drops_unknown(tokenizer: Any) -> bool:
-    """Whether a character for which there is no token vanishes without a word: byte pairs without an unknown
-    token, that do not begin with all bytes."""
+    """Return True if characters without a token vanish silently: in a BPE model with no unknown
+    token, no byte fallback and no byte-level steps."""
     model = tokenizer.model
     if type(model).__name__ != "BPE" or model.unk_token is not None or model.byte_fallback:
         return False
@@ -258,8 +267,8 @@ def _drops_unknown(tokenizer: Any) -> bool:
 
 
 def _end_of_text(path: Path, ids: dict[str, int]) -> int:
-    """The id of the token that ends a text, from the files beside ``tokenizer.json`` or by the only usual
-    name that the vocabulary has."""
+    """Return the id of the token that ends a text: declared in the files beside ``tokenizer.json``,
+    or the only usual name in the vocabulary. Raises DataError."""
     for beside in map(path.with_name, BESIDE):
         if (name := _declared_end(beside)) is not None:
             if name not in ids:
@@ -276,14 +285,9 @@ def _end_of_text(path: Path, ids: dict[str, int]) -> int:
 
 
 def _declared_end(file: Path) -> str | None:
-    """The ``eos_token`` of a file beside a tokenizer; None where there is no such file, or it names none."""
-    try:
-        if not kind_of(file):
-            return None
-        declared = read_table(file).get("eos_token")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read as JSON settings ({reason_of(error)}); repair or remove it") from None
-    name = declared.get("content") if isinstance(declared, dict) else declared
+    """Return the ``eos_token`` of a file beside a tokenizer; None if there is no such file, or it
+    names none."""
+    name = spelled(settings_in(file).get("eos_token"))
     if name is not None and not isinstance(name, str):
         raise DataError(f"{file}: eos_token is {shown(name)}, no text; correct it")
     return name
@@ -293,7 +297,7 @@ def _declared_end(file: Path) -> str | None:
 
 
 LARGEST = 128 << 20
-"""Bytes: with a quarter of a million tokens one has 35 MB."""
+"""Bytes of a tokenizer file, at most: one with a quarter of a million tokens has 35 MB."""
 MOST_VALUES = 4_000_000
 MOST_TOKENS = 1_000_000
 MOST_STEPS = 1000
@@ -304,17 +308,18 @@ _AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 
 
 def check_limits(content: dict[str, Any]) -> None:
-    """Raise ValueError, in one sentence, for a ``tokenizer.json`` of which too much would be made: a file of
-    others may be huge, or tiny and make gigabytes of one text, and ``tokenizers`` builds whatever it says.
+    """Raise ValueError, in one sentence, for a ``tokenizer.json`` that exceeds a limit. A third
+    party's file may be huge, or tiny and expand a text to gigabytes, and ``tokenizers`` builds
+    whatever it describes.
 
     ===================================================  ======================================
     the file                                             ``LARGEST`` bytes, ``MOST_VALUES`` values
     vocabulary, merges, added tokens                     ``MOST_TOKENS`` of each
     steps of normalizers, pre-tokenizers,                ``MOST_STEPS`` together
     post-processors and decoders
-    what a normalizer puts in the place of a             ``MOST_GROWTH`` characters
-    character, all multiplied
-    what is put before a text; prefixes and suffixes     ``LONGEST`` characters
+    characters that a normalizer puts in place of one,   ``MOST_GROWTH``
+    all steps multiplied
+    text put before a text; prefixes and suffixes        ``LONGEST`` characters
     of tokens
     ===================================================  ======================================
 
@@ -344,7 +349,7 @@ def check_limits(content: dict[str, Any]) -> None:
 
 
 def _steps(value: Any) -> Iterator[dict[str, Any]]:
-    """Every table in a part of the file, however they are nested."""
+    """Yield every table in a part of the file, at any nesting."""
     if isinstance(value, dict):
         yield cast("dict[str, Any]", value)
     if isinstance(value, dict | list):

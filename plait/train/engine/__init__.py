@@ -1,1 +1,1 @@
-"""One rank of a step: models, segment lists, pipelines, sharding, the optimizer."""
+"""One rank of a training step: models, instruction lists, pipelines, sharding, the optimizer."""

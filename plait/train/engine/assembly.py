@@ -1,5 +1,5 @@
-"""One rank's part of a plan, put together: models of its stages, their gradients, its wires and lanes, the
-interpreter."""
+"""Assemble one rank's part of a plan: models of its stages, gradients, process groups and lanes,
+the interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from plait.core.job.plan import Plan
-from plait.core.parallel.matrices import sharing
+from plait.core.parallel.sharding import sharing
 from plait.core.step.orders.overlap import Load
 from plait.core.step.schedule import WORK, Schedule
 from plait.core.step.schedules import forward_only
@@ -32,7 +32,7 @@ from plait.train.record.recorder import Recorder
 
 @dataclass(frozen=True)
 class RankPart:
-    """What one rank has of a job. eval_batches: micro-batches of an evaluation."""
+    """One rank's part of a job. eval_batches: micro-batches of an evaluation."""
 
     plan: Plan
     rank: int
@@ -47,7 +47,7 @@ class RankPart:
 
     @property
     def matrices(self) -> MatrixGroup:
-        """With whom this rank shares matrices that an optimizer needs whole."""
+        """The group of ranks that share the matrices that an optimizer needs whole."""
         mesh, groups = self.groups.mesh, self.groups
         ranks = sharing(mesh, groups.sharding, self.rank) if self.plan.workload.optimizer == "muon" else (self.rank,)
         members = tuple(Member(mesh.coordinates(rank)["tp"], mesh.replica(rank)) for rank in ranks)
@@ -55,7 +55,7 @@ class RankPart:
 
     @cached_property
     def courier(self) -> LaneCourier:
-        """Carries what crosses stages."""
+        """The courier of activations and gradients between stages."""
         plan = self.plan
         return LaneCourier(plan.schedule, plan.reshards[plan.strategy.sequence_parallel], self.lanes)
 
@@ -66,11 +66,12 @@ class RankPart:
 
     @property
     def step(self) -> RankStep:
-        """What a training step runs."""
+        """The parts of a training step."""
         return RankStep(self._run, self.groups, self.shards, self.plan.strategy.sequence_parallel, self.recorder)
 
     def _run(self, batches: Sequence[MicroBatch]) -> Tensor:
-        """A step of so many micro-batches: fewer than the plan's while the batch ramps up."""
+        """Run a step of ``len(batches)`` micro-batches: fewer than the plan's while the batch ramps
+        up."""
         return self._of_fewer(len(batches)).run(batches)
 
     def _of_fewer(self, count: int) -> PipelineExecutor:
@@ -78,7 +79,7 @@ class RankPart:
         if count == whole.schedule.num_micro_batches:
             return whole
         if count not in known:
-            known.clear()  # a batch that has grown never shrinks
+            known.clear()  # the batch only grows, so shorter schedules are not needed again
             known[count] = whole.under(whole.schedule.first(count))
         return known[count]
 
@@ -88,15 +89,17 @@ class RankPart:
 
     @cached_property
     def evaluator(self) -> PipelineExecutor | None:
-        """The interpreter of an evaluation, forwards only."""
+        """The interpreter of an evaluation, forward passes only; None if there are no evaluation
+        batches."""
         return self._interpreter(forward_only(self.plan.schedule, self.eval_batches)) if self.eval_batches else None
 
     def rows(self, size: int) -> slice:
-        """This rank's sequences of a micro-batch of so many: its data-parallel share."""
+        """Return this rank's sequences of a micro-batch of ``size`` sequences: its data-parallel
+        share."""
         return self.plan.rows_of(self.rank, size)
 
     def cut(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Of this rank's sequences its tokens."""
+        """Return the batches with only this rank's tokens of each sequence."""
         at = self.positions
         if at is None:
             return list(batches)
@@ -112,12 +115,12 @@ class RankPart:
         ]
 
     def own(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """This rank's part of whole micro-batches: its tokens of its sequences."""
+        """Return this rank's part of whole micro-batches: its tokens of its sequences."""
         return self.cut([one.of(self.rows(len(one.tokens))) for one in batches])
 
     @cached_property
     def positions(self) -> Tensor | None:
-        """Which tokens of every sequence this rank computes, None for all."""
+        """The positions of the tokens of every sequence that this rank computes; None for all."""
         cut = self.plan.sequence_cut
         if cut.cp == 1:
             return None
@@ -125,8 +128,8 @@ class RankPart:
         return torch.cat([torch.arange(run.start, run.stop) for run in runs])
 
     def under(self, plan: Plan) -> RankPart:
-        """The same part under another plan for the same stages and meshes: other slices, another order. It
-        shares weights, gradients and wires."""
+        """Return the same part under another plan for the same stages and meshes: other slices,
+        another order. Weights, gradients and process groups are shared."""
         return replace(self, plan=plan)
 
     def _interpreter(self, schedule: Schedule) -> PipelineExecutor:
@@ -151,7 +154,8 @@ class RankPart:
 def assemble(
     plan: Plan, rank: int, device: RankDevice, *, recorder: Recorder | None = None, eval_batches: int = 0
 ) -> RankPart:
-    """Called by all ranks at the same point, with the same plan."""
+    """Return this rank's part of a plan. Called by all ranks at the same point, with the same
+    plan."""
     groups = open_groups(plan, rank, device, recorder)
     models = StageModels(
         [

@@ -1,4 +1,4 @@
-"""The chain of segments of a micro-batch, made when it comes in: one object for each segment of each
+"""Build the chain of segments of a micro-batch when it begins: one object for each segment of each
 slice."""
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from torch import Tensor
 
 from plait.core.parallel.strategy import slice_sizes
 from plait.core.step.segments import Site
-from plait.train.engine.ends import DownSegment, Enter, Leave, UpSegment
 from plait.train.engine.inflight import BoundaryTensors, InFlight, MicroBatch
-from plait.train.engine.segment import Before, Segment, StageContext
+from plait.train.engine.segment import Segment, StageContext, StreamSegment
 from plait.train.engine.sublayers import SublayerSegment
-from plait.train.engine.vocabulary import Embed, Head
+from plait.train.engine.vocabulary import DownSegment, Embed, Enter, Head, Leave, UpSegment
 from plait.train.model.basics import SliceContext
 from plait.train.model.documents import Documents, bounds_of, ends_of
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.embedding import RowExchange
 
-KINDS: Mapping[Site, type[Segment]] = {
+SEGMENT_CLASSES: Mapping[Site, type[Segment]] = {
     "embed": Embed,
     "enter": Enter,
     "attn": SublayerSegment,
@@ -37,9 +36,9 @@ KINDS: Mapping[Site, type[Segment]] = {
 
 @dataclass(frozen=True)
 class _Slice:
-    """One slice of a micro-batch, on the device. samples: which of its sequences. contexts: by how often the
-    sequence has been halved. exchange: only where the stage embeds. scale: of the micro-batch's loss.
-    weights: of the targets, [S, b], if they differ."""
+    """One slice of a micro-batch, on the device. samples: its sequences in the micro-batch.
+    contexts: indexed by the number of halvings of the sequence. exchange: only if the stage embeds.
+    scale: of the micro-batch's loss. weights: of the targets, [S, b], if they differ."""
 
     number: int
     samples: slice
@@ -54,15 +53,16 @@ class _Slice:
 def begin(
     shared: StageContext,
     batch: MicroBatch,
-    there: Sequence[Tensor],
+    device_tensors: Sequence[Tensor],
     dropout: DropoutKey | None,
     entering: Mapping[str, Tensor],
     scale: float | Tensor,
 ) -> InFlight:
-    """A micro-batch's chains. there: what ``pack`` made, on the device. entering: what other stages sent.
-    scale: the batch's, or where it stands on the device."""
+    """Return a micro-batch's in-flight state with the segments of all slices. device_tensors: the
+    tensors of ``pack``, on the device. entering: tensors received from other stages. scale: the
+    batch's loss scale, or a device tensor that holds it."""
     state = InFlight(BoundaryTensors(batch.tokens.shape[0], dict(entering)))
-    for cut in _slices(shared, batch, there, dropout, scale):
+    for cut in _slices(shared, batch, device_tensors, dropout, scale):
         before: Segment | None = None
         for site, layer in shared.graph.segments:
             before = _segment(shared, site, layer, cut, state, before)
@@ -71,9 +71,12 @@ def begin(
 
 
 def pack(shared: StageContext, batch: MicroBatch) -> list[Tensor]:
-    """What a micro-batch's slices need on the device, in host memory: positions, and for each slice tokens,
-    targets, samples; the targets' weights and documents, if the batch has them; where the stage embeds, the
-    rows to send and the places where rows arrive."""
+    """Return the tensors to upload for a micro-batch's slices, in host memory.
+
+    Positions first; for each slice tokens, targets and samples; the targets' weights and the
+    documents, if the batch has them. If the stage embeds: the rows to send, and for each token the
+    index of its row among all received rows.
+    """
     model, graph = shared.model, shared.graph
     local, first = _shard(shared, batch)
     positions = torch.arange(first, first + local) if batch.positions is None else batch.positions
@@ -92,14 +95,15 @@ def pack(shared: StageContext, batch: MicroBatch) -> list[Tensor]:
 
 
 def _cuts(batch: MicroBatch, p1: int) -> list[slice]:
-    """Which sequences each slice has."""
+    """Return the sequences of each slice."""
     ends = list(accumulate(slice_sizes(batch.tokens.shape[0], p1), initial=0))
     assert all(first < last for first, last in pairwise(ends)), f"p1 = {p1} slices of {batch.tokens.shape[0]}"
     return list(starmap(slice, pairwise(ends)))
 
 
 def exchanges(shared: StageContext, tensors: Sequence[Tensor]) -> list[RowExchange]:
-    """Of all slices, of what ``pack`` made; none where the stage does not embed."""
+    """Return the row exchanges of all slices in the tensors of ``pack``; empty if the stage does
+    not embed."""
     if not shared.graph.embeds:
         return []
     each = (len(tensors) - 1) // shared.graph.p1
@@ -107,7 +111,7 @@ def exchanges(shared: StageContext, tensors: Sequence[Tensor]) -> list[RowExchan
 
 
 def _shard(shared: StageContext, batch: MicroBatch) -> tuple[int, int]:
-    """Of a sequence's tokens here, how many are this rank's, and the first of them."""
+    """Return how many of a sequence's tokens this rank holds, and the index of the first."""
     sequence, wire = batch.tokens.shape[1], shared.wire
     local = sequence // wire.size if shared.graph.sequence_parallel else sequence
     return local, wire.rank * local if shared.graph.sequence_parallel else 0
@@ -120,7 +124,7 @@ def _slices(
     dropout: DropoutKey | None,
     scale: float | Tensor,
 ) -> Iterator[_Slice]:
-    """All slices, of what ``pack`` made."""
+    """Yield all slices, from the tensors of ``pack``."""
     model, graph = shared.model, shared.graph
     local, first = _shard(shared, batch)
     there = iter(tensors)
@@ -136,7 +140,7 @@ def _slices(
             documents = _documents(batch.starts[cut], next(there), next(there), spread)
             own_places = documents.places[first : first + local]
             of_places = rope and rope.at(documents.places)
-            context = replace(context, documents=documents, own_places=own_places, turns=of_places)
+            context = replace(context, documents=documents, own_places=own_places, rotary=of_places)
         yield _Slice(
             number,
             cut,
@@ -150,25 +154,26 @@ def _slices(
 
 
 def _halved(context: SliceContext, level: int) -> SliceContext:
-    """Where the sequence has been halved ``level`` times."""
-    positions, turns = context.positions, context.turns
+    """Return the context for a sequence that was halved ``level`` times."""
+    positions, turns = context.positions, context.rotary
     if turns is not None:
         cos, sin = (table[: len(table) >> level] for table in turns)
         turns = cos, sin
-    return replace(context, positions=positions[: len(positions) >> level], turns=turns)
+    return replace(context, positions=positions[: len(positions) >> level], rotary=turns)
 
 
-def _documents(starts: Tensor, there: Tensor, bounds: Tensor, spread: Tensor | None) -> Documents:
-    """Of a slice. starts: in host memory; there: on the device. spread: of ``SliceContext``."""
+def _documents(starts: Tensor, device_starts: Tensor, bounds: Tensor, spread: Tensor | None) -> Documents:
+    """Return the documents of a slice. starts: in host memory; device_starts: the same on the
+    device. spread: positions of the slice's tokens, [S]; None: all in order."""
     if spread is None:
-        spread = torch.arange(there.shape[1], device=there.device)
-    return Documents(ends_of(starts), there, spread[:, None] - there.t()[spread], bounds)
+        spread = torch.arange(device_starts.shape[1], device=device_starts.device)
+    return Documents(ends_of(starts), device_starts, spread[:, None] - device_starts.t()[spread], bounds)
 
 
 def _segment(
     shared: StageContext, site: Site, layer: int, cut: _Slice, state: InFlight, before: Segment | None
 ) -> Segment:
-    """One segment of one slice, behind ``before``."""
+    """Return one segment of one slice; ``before`` is the previous segment."""
     model, graph = shared.model, shared.graph
     level, (sequence, size) = graph.level(model.spec, site, layer), cut.tokens.shape
     context = cut.contexts[level]
@@ -178,22 +183,24 @@ def _segment(
         return Embed(shared=shared, context=context, tokens=cut.tokens, exchange=cut.exchange)
     if site == "enter":
         return Enter(**at_end)
-    assert isinstance(before, Before)
+    assert isinstance(before, StreamSegment)
     match site:
         case "leave":
-            return Leave(**at_end, before=before)
+            return Leave(**at_end, previous=before)
         case "down":
             crosses = ("up", layer) not in graph.places
-            return DownSegment(**at_end, before=before, skip=f"skip{layer}", module=model.downs[layer], crosses=crosses)
+            return DownSegment(
+                **at_end, previous=before, skip=f"skip{layer}", module=model.downs[layer], crosses=crosses
+            )
         case "up":
             down = state.segments.get(("down", layer, cut.number))
             assert down is None or isinstance(down, DownSegment)
-            return UpSegment(**at_end, before=before, skip=f"skip{layer}", module=model.ups[layer], down=down)
+            return UpSegment(**at_end, previous=before, skip=f"skip{layer}", module=model.ups[layer], down=down)
         case "head":
             return Head(
                 shared=shared,
-                before=before,
-                norm=model.norm,
+                previous=before,
+                norm_module=model.norm,
                 shape=(sequence, size),
                 targets=cut.targets,
                 scale=cut.scale,
@@ -204,10 +211,10 @@ def _segment(
             return SublayerSegment(
                 shared=shared,
                 context=context,
-                before=before,
-                norm=module.norm,
+                previous=before,
+                norm_module=module.norm,
                 shape=(sequence >> level, size),
-                again=graph.again(site, layer),
-                rejoins=graph.rejoins(site, layer),
+                recomputed_kinds=graph.recomputed_kinds(site, layer),
+                rejoins=graph.readds_stream(site, layer),
                 module=module,
             )

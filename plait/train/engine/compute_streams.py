@@ -1,12 +1,9 @@
-"""Slices on compute streams of a small fixed pool, so that a GPU may run kernels of several at once (Domino,
-arXiv 2409.15241, section 4.2: many small kernels leave it idle).
+"""Compute slices on a small fixed pool of streams: a GPU may then run kernels of several slices at
+once (Domino, arXiv 2409.15241, section 4.2: many small kernels leave the GPU idle).
 
-Slice s runs on stream s modulo their number. What is not one slice's runs on the stream of the thread, after
-all others and before what follows: sharded units, the ends of a stage, skip connections. A stream waits, by
-events, for what its ops need of another one: gradients of weights, into which slices add one after the other.
-The list is the same, and so is the order in which the host submits and collectives start. So a tensor is
-allocated, read and let go of on its slice's stream alone, and its memory goes to the same stream again; what
-crosses between slices is read between two of those waits for all.
+Slice s runs on stream s modulo the pool's size. Ops that belong to no single slice run on the
+thread's stream, after all earlier work and before all later work: sharded units, stage ends, skip
+connections. ``ComputeStreams`` explains order and memory.
 """
 
 from __future__ import annotations
@@ -16,38 +13,41 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from plait.core.step.segments import LAYERS, Action, Kind, SegmentGraph, needs_table
-from plait.core.step.units import UnitAction
+from plait.core.step.traffic import UnitAction
 from plait.train.machine.device import Fork, RankDevice
 
-Lane: TypeAlias = int | None
-"""A stream of the pool; None for that of the thread."""
+StreamIndex: TypeAlias = int | None
+"""A stream of the pool; None: the thread's stream."""
 
 
 class Submission(NamedTuple):
-    """One entry of a list: on which stream, and after which entries of other streams. ends: whether others
-    wait for it."""
+    """One entry of a list: its stream, and the entries of other streams that it waits for. ends:
+    True if other entries wait for it."""
 
-    lane: Lane
+    lane: StreamIndex
     after: tuple[int, ...]
     ends: bool
 
 
 def submissions(graph: SegmentGraph, listed: Sequence[Action | UnitAction], streams: int) -> list[Submission]:
-    """Of every entry of a phase's list, and one more that ends the phase on the thread's stream. Entry -1 is
-    what the thread submitted before.
+    """Return the submission of every entry of a phase's list, and of one more that ends the phase
+    on the thread's stream. Entry -1 stands for the thread's earlier work.
 
-    >>> from plait.core.step.orders.segment_lists import sync_order
+    >>> from plait.core.step.orders.overlap import sync_order
     >>> graph = SegmentGraph(num_layers=1, p1=2, communicates=False, backward=False)
     >>> [one.lane for one in submissions(graph, sync_order(graph), 2)]
     [None, None, None, 0, 0, None, 1, 1, 0, 0, 0, 1, 1, 1, None, None, None, None, None, None, None]
     """
     needs, at = needs_table(graph), {action: number for number, action in enumerate(listed)}
-    last, seen = dict[Lane, int](), dict[Lane, dict[Lane, int]]()  # of each stream; what it is known to be after
+    last, seen = (
+        dict[StreamIndex, int](),
+        dict[StreamIndex, dict[StreamIndex, int]](),
+    )  # by stream: last entry; entries it comes after
     last[None] = -1
-    found = list[tuple[Lane, list[int]]]()
+    found = list[tuple[StreamIndex, list[int]]]()
     lanes = [*(_lane(graph, action, streams) for action in listed), None]
 
-    def wants(number: int, lane: Lane) -> Iterator[tuple[Lane, int]]:
+    def wants(number: int, lane: StreamIndex) -> Iterator[tuple[StreamIndex, int]]:
         if lane is None:
             yield from [one for one in last.items() if one[0] is not None]
             return
@@ -70,11 +70,12 @@ def submissions(graph: SegmentGraph, listed: Sequence[Action | UnitAction], stre
     return [Submission(lane, tuple(after), number in awaited) for number, (lane, after) in enumerate(found)]
 
 
-def _lane(graph: SegmentGraph, action: Action | UnitAction, streams: int) -> Lane:
-    """What only one slice's layers have is a stream's."""
+def _lane(graph: SegmentGraph, action: Action | UnitAction, streams: int) -> StreamIndex:
+    """Return the stream of an action: a pool stream if the op belongs to the layers of one
+    slice."""
     if isinstance(action, UnitAction) or action.op.site not in LAYERS:
         return None
-    ends = graph.before(action.op)[0] not in LAYERS and action.op.kind in (Kind.NORM, Kind.NORM_GRAD)
+    ends = graph.before(action.op)[0] not in LAYERS and action.op.kind in (Kind.NORM, Kind.NORM_BACKWARD)
     return None if ends else action.op.slice % streams
 
 
@@ -84,17 +85,25 @@ Acts = Sequence[tuple[Act, int, int]]
 
 @dataclass
 class ComputeStreams:
-    """Puts a phase's acts on streams of a device. ends: by entry, where it ended; of one phase at a time."""
+    """Puts a phase's ops on streams of a device. ends: by entry, the event at its end; of the
+    current phase.
+
+    A stream waits, by events, for the ops of other streams that its own ops need: gradients of
+    weights, to which slices add one after the other. The list is unchanged, and so is the order of
+    the host's submissions and of collectives. So a tensor is allocated, read and freed on its
+    slice's stream alone, and its memory returns to that stream. Tensors that cross between slices
+    are read between two points at which all streams wait.
+    """
 
     device: RankDevice
     streams: int
     ends: dict[int, Fork] = field(default_factory=dict[int, Fork])
 
     def spread(self, graph: SegmentGraph, listed: Sequence[Action | UnitAction], acts: Acts) -> Iterator[Any]:
-        """The acts, with what stands between them."""
+        """Yield the functions of a phase, with switches of streams and waits between them."""
         told = submissions(graph, listed, self.streams)
         yield self._end(-1), 0, 0
-        lane: Lane = None
+        lane: StreamIndex = None
         for number, one in enumerate(told):
             if one.lane != lane or one.after:
                 yield self._begin(one.lane, one.after), 0, 0
@@ -104,7 +113,7 @@ class ComputeStreams:
                 yield self._end(number), 0, 0
         yield self._forget, 0, 0
 
-    def _begin(self, lane: Lane, after: Iterable[int]) -> Act:
+    def _begin(self, lane: StreamIndex, after: Iterable[int]) -> Act:
         def begin(_: object) -> None:
             self.device.compute_on(lane)
             for entry in after:

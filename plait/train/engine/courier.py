@@ -1,9 +1,9 @@
-"""Moves activations and gradients between pipeline stages, whatever meshes they lie on: reshard plans on
+"""Move activations and gradients between pipeline stages on any meshes: reshard plans executed on
 lanes.
 
-Every channel (from one place of the pipeline to one other) has a lane of its own, so that a transfer waits
-for nothing but those before it in the schedule's order. In both directions a stage's residual stream [S, B,
-H] is cut over dp along B, and along S over tp where the strategy is sequence-parallel.
+Every channel (from one pipeline rank to one other) has its own lane. So a transfer waits only for
+earlier transfers in the schedule's order. In both directions a stage's residual stream [S, B, H] is
+split over dp along B, and along S over tp if the strategy is sequence-parallel.
 """
 
 from __future__ import annotations
@@ -25,38 +25,39 @@ Channel = tuple[int, int]
 
 
 class Parcel:
-    """The tensors of one transfer under way."""
+    """The tensors of one transfer in flight."""
 
     def __init__(self, handles: Sequence[BackgroundHandle]) -> None:
         self.handles = handles
 
     @property
     def span(self) -> tuple[Mark, Mark]:
-        """From the start of the first to the end of the last: a lane moves them one after the other."""
+        """Start of the first tensor's transfer and end of the last's: a lane moves tensors one
+        after the other."""
         return self.handles[0].span[0], self.handles[-1].span[1]
 
     def done(self) -> bool:
-        """Whether this rank's part is over."""
+        """Return True if this rank's part of the transfer is complete."""
         return all(handle.done() for handle in self.handles)
 
     def wait(self) -> None:
-        """Return when it is."""
+        """Wait until the transfer is complete."""
         for handle in self.handles:
             handle.wait()
 
 
 class Lanes:
-    """This rank's lanes, ready for every reshard that its plan may come to use. All ranks open theirs at one
-    point."""
+    """This rank's lanes, prepared for every reshard that its plan may use. All ranks create theirs
+    at the same point."""
 
     def __init__(self, plan: Plan, rank: int, device: RankDevice, log: Log | None = None) -> None:
         self.rank, self.device, self.dtype = rank, device, torch_dtype(plan.workload.precision)
         places, meshes = plan.schedule.rank_of, plan.layout.meshes
-        here = plan.layout.place_of(rank)
+        here = plan.layout.pp_rank_of(rank)
         every = [item for reshards in plan.reshards.values() for item in reshards.items()]
         channels = sorted({(places[a], places[b]) for (a, b), _ in every})
         self._lanes: dict[Channel, Lane] = {}
-        for channel in channels:  # in the same order everywhere
+        for channel in channels:  # in the same order on all ranks
             if here in channel:
                 ranks = [each for place in channel for each in meshes[place].ranks]
                 messages = log.messages(ranks, f"lane {channel[0]}-{channel[1]}") if log else None
@@ -69,15 +70,14 @@ class Lanes:
         return self._lanes[channel]
 
     def close(self) -> None:
-        """End them."""
+        """Close all lanes."""
         for lane in self._lanes.values():
             lane.close()
 
 
 class LaneCourier:
-    """plans: of every tensor from each source stage to each target stage on another place, forward and
-    backward; the
-    same on all ranks."""
+    """Sends and receives tensors between stages. plans: of every tensor from each source stage to
+    each target stage on another pipeline rank, forward and backward; the same on all ranks."""
 
     def __init__(self, schedule: Schedule, plans: Reshards, lanes: Lanes) -> None:
         self.schedule, self.plans, self.lanes = schedule, plans, lanes
@@ -88,12 +88,12 @@ class LaneCourier:
         return Parcel([lane.start(plan, tensors[name], None) for name, plan in self._plans(transfer).items()])
 
     def receive(self, transfer: Transfer) -> tuple[dict[str, Tensor], Parcel]:
-        """Post the receives of this rank's tiles, in memory of their own."""
+        """Post the receives of this rank's tiles, into new memory."""
         lane, tiles = self._lane(transfer), self.tiles(transfer, receiving=True)
         return tiles, Parcel([lane.start(plan, None, tiles[name]) for name, plan in self._plans(transfer).items()])
 
     def tiles(self, transfer: Transfer, *, receiving: bool) -> dict[str, Tensor]:
-        """New memory, not initialised, for what this rank sends or receives."""
+        """Return new memory, not initialised, for the tiles that this rank sends or receives."""
         layouts = {
             name: (plan.destination if receiving else plan.source, plan.shape)
             for name, plan in self._plans(transfer).items()

@@ -1,10 +1,11 @@
-"""Runs segment lists: the only place where the model's mathematics meets the wire.
+"""Execute instruction lists on one rank: the only module in which the model's mathematics meets
+collectives.
 
-What an op does is a method of its segment (``segment``, ``sublayers``, ``vocabulary``, ``ends``), found once
-when a list becomes a programme. Segments are detached from each other: autograd sees only what lies inside
-one (``join`` and ``norm``; ``core``), the linears are called by name, so that the list alone decides when an
-input gradient, a weight gradient or a collective happens. Equal to unsharded training by test, for any legal
-list.
+An op is a method of its segment's class (``segment``, ``sublayers``, ``vocabulary``), looked up
+once when a list is compiled to a programme. Segments are detached from each other. Autograd sees
+only the inside of a segment (``join``, ``norm``, ``core``); matrix products are called by name. So
+the list alone decides when an input gradient, a weight gradient or a collective runs. Tests hold
+that every legal list gives the results of unsharded training.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ from torch import Tensor
 
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.ring import RecordKind
-from plait.core.step.orders.overlap import Load, SegmentLists, segment_lists
-from plait.core.step.orders.segment_lists import check
+from plait.core.step.orders.overlap import Load, SegmentLists, check, segment_lists
 from plait.core.step.schedule import PHASES
 from plait.core.step.segments import Action, Collective, Kind, Phase, SegmentOp
-from plait.core.step.units import UnitAction, UnitOp, with_units
+from plait.core.step.traffic import UnitAction, UnitOp, with_units
 from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import Handle, NullWire, Wire
-from plait.train.engine.chain import KINDS, begin, pack
+from plait.train.engine.chain import SEGMENT_CLASSES, begin, pack
 from plait.train.engine.compute_streams import ComputeStreams
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import InFlight, Key, MicroBatch
@@ -39,19 +39,20 @@ from plait.train.model.sublayers import Attention
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def nothing() -> None:
-    """What runs next reads nothing that could be gathered by now."""
+    """Do nothing: the default ``then`` of a phase, for callers that prefetch no unit."""
 
 
 @dataclass(frozen=True)
 class RunningPhase:
     """One phase of one micro-batch, while it runs.
 
-    last: whether it is the step's last of its stage, so that gradients reduced in it are complete. then:
-    starts to gather what runs next. handles: collectives under way.
+    last: whether this is the step's last such phase of the stage, so that gradients reduced in it
+    are complete. then: starts to gather the units that the next phase reads. handles: collectives
+    in flight.
     """
 
     segments: Mapping[Key, Segment]
@@ -62,7 +63,8 @@ class RunningPhase:
 
 @dataclass(frozen=True)
 class CollectiveStart:
-    """Starts an op's collective. buffers: finds, or makes, what it works on."""
+    """Callable that starts an op's collective. buffers: returns the collective's buffers,
+    allocating them if needed."""
 
     op: SegmentOp
     buffers: Callable[[RunningPhase], Buffers]
@@ -70,23 +72,25 @@ class CollectiveStart:
     wire: Wire
 
     def __call__(self, turn: RunningPhase) -> None:
-        """In this phase."""
+        """Start the collective in the phase ``turn``."""
         self.send(turn, *self.buffers(turn))
 
     def send(self, turn: RunningPhase, result: Tensor, source: Tensor) -> None:
-        """The same, on these."""
+        """Start the collective on the given buffers."""
         turn.handles[self.op] = self.wire.start(self.collective, result, source)
 
 
 Programme = list[tuple[Action | UnitAction, Callable[[RunningPhase], object]]]
-"""What is done in which order, and how."""
+"""An instruction list, each action with the function that executes it."""
 Acts = tuple[tuple[Callable[[RunningPhase], object], int, int], ...]
-"""The same, with kind and name of the record of each; 0 and 0 for none."""
+"""A programme's functions, each with the kind and name of its record; 0 and 0 if nothing is
+recorded."""
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """What everything on a rank works with. recorder: None if nothing is recorded. seed: of dropout."""
+    """The rank-wide objects of an executor. recorder: None if nothing is recorded. seed: of
+    dropout."""
 
     device: RankDevice
     recorder: Recorder | None = None
@@ -94,10 +98,11 @@ class RankContext:
 
 
 class SegmentExecutor:
-    """Executes a stage's lists on one rank: phase ``step`` for a whole model, or the phases that a pipeline's
-    schedule names.
+    """Executes a stage's instruction lists on one rank: phase ``step`` for a whole model, or the
+    phases that a pipeline schedule names.
 
-    Any number of micro-batches may be in flight between phases; one phase of one micro-batch runs at a time.
+    Any number of micro-batches may be in flight between phases; one phase of one micro-batch runs
+    at a time.
     """
 
     def __init__(
@@ -133,8 +138,8 @@ class SegmentExecutor:
     # ---- micro-batches ----
 
     def run(self, batch: MicroBatch) -> Tensor:
-        """One micro-batch, whole; adds into the gradients, returns the scaled loss of its tokens (0-d, equal
-        on all ranks)."""
+        """Run one whole micro-batch, add to the gradients, and return the scaled loss of its tokens
+        (0-d, equal on all ranks)."""
         state = self.begin(batch)
         self.phase("step", state)
         loss = self.loss(state)
@@ -143,7 +148,8 @@ class SegmentExecutor:
 
     @torch.no_grad()
     def begin(self, batch: MicroBatch, entering: Mapping[str, Tensor] | None = None) -> InFlight:
-        """Take a micro-batch in. entering: what other stages sent."""
+        """Upload a micro-batch and return its in-flight state. entering: tensors received from
+        other stages."""
         there = self.device.upload(pack(self._shared, batch))
         return begin(self._shared, batch, there, self._dropout(batch), entering or {}, batch.scale)
 
@@ -152,8 +158,8 @@ class SegmentExecutor:
         dropping = training and (spec.dropout or spec.attention_dropout)
         return DropoutKey(self.seed, batch.step) if dropping else None
 
-    def ahead(self, phase: Phase) -> None:
-        """Start to gather what a phase reads first, where that overlaps computation."""
+    def prefetch(self, phase: Phase) -> None:
+        """Start to gather the units that a phase reads first, if gathers overlap computation."""
         if self.shards is None or not self.strategy.hides_shards(forward=PHASES[phase].forward):
             return
         for action, _ in self.programmes[phase]:
@@ -165,15 +171,16 @@ class SegmentExecutor:
     def phase(self, phase: Phase, state: InFlight, *, last: bool = False, then: Callable[[], object] = nothing) -> None:
         """Run one phase of a micro-batch.
 
-        last: whether it is the step's last of this stage, so that its gradients are complete. then: starts to
-        gather what runs next; called as soon as there is room.
+        last: whether this is the step's last such phase of the stage, so that its gradients are
+        complete. then: starts to gather the units that run next; called as soon as a buffer is
+        free.
         """
         turn = RunningPhase(state.segments, last, then)
         self._do(self._acts[phase], turn)
         assert not turn.handles, f"collectives never awaited: {list(turn.handles)}"
 
     def step_ended(self) -> None:
-        """Called after a step, when none of its micro-batches is in flight and everything is sent."""
+        """Called after a step, when no micro-batch is in flight and all transfers are complete."""
 
     def _do(self, acts: Acts, turn: RunningPhase) -> None:
         if self.recorder is None:
@@ -183,25 +190,27 @@ class SegmentExecutor:
             self.recorder.run(acts, turn)
 
     def _entry(self, action: Action | UnitAction) -> tuple[int, int]:
-        """What the recorder is told of an action: kind and name."""
+        """Return kind and name of an action's record; (0, 0) if the action records itself or there
+        is no recorder."""
         if self.recorder is None or isinstance(action, UnitAction) or action.verb == "start":
-            return 0, 0  # these are recorded where they happen
+            return 0, 0  # unit actions and collectives record themselves
         return int(RecordKind.WAIT if action.verb == "wait" else RecordKind.COMPUTE), self.recorder.name_of(action.op)
 
     def loss(self, state: InFlight) -> Tensor:
-        """The scaled loss of a micro-batch's tokens, after its forward; 0-d, on the stage that has the
-        head."""
+        """Return the scaled loss of a micro-batch's tokens after its forward pass; 0-d, on the
+        stage with the head."""
         return torch.stack([one.total for one in state.segments.values() if isinstance(one, Head)]).sum()
 
     def token_losses(self, state: InFlight) -> Tensor:
-        """The loss of each token of a micro-batch, after the forward of an evaluation: [B, S], on the stage
-        that has the head."""
+        """Return the loss of each token of a micro-batch after an evaluation's forward pass: [B,
+        S], on the stage with the head."""
         return torch.cat([one.losses.t() for one in state.segments.values() if isinstance(one, Head)])
 
     # ---- from actions to steps ----
 
     def _step(self, action: Action | UnitAction, then: Action | UnitAction | None) -> Callable[[RunningPhase], object]:
-        """then: what follows."""
+        """Return the function that executes an action. then: the action that follows in the
+        list."""
         if isinstance(action, UnitAction):
             return self._unit(action.op)
         op = action.op
@@ -209,25 +218,27 @@ class SegmentExecutor:
             return lambda turn: turn.handles.pop(op).wait()
         if action.verb == "start":
             return self._start(op, awaited=then == Action("wait", op))
-        kind = KINDS[op.site]
+        kind = SEGMENT_CLASSES[op.site]
         return _bound(op, kind.runs, kind.run_parts)
 
     def _start(self, op: SegmentOp, *, awaited: bool) -> CollectiveStart:
-        """Start an op's collective. awaited: at once."""
+        """Return the function that starts an op's collective. awaited: whether the list's next
+        action waits for that collective."""
         collective = self.graph.collective(op)
         assert collective is not None, f"{op} has no collective"
         wire = self._wire(op, collective)
         if isinstance(wire, LoggedWire):
             wire = wire.named(op, watched=not awaited)
         owner = op
-        if op.kind == Kind.NORM_GRAD:  # it has given the segment before a gradient
+        if op.kind == Kind.NORM_BACKWARD:  # the buffers are those of the previous segment, which received the gradient
             site, layer = self.graph.before(op)
             owner = op._replace(site=site, layer=layer)
-        kind = KINDS[owner.site]
+        kind = SEGMENT_CLASSES[owner.site]
         return CollectiveStart(op, _bound(owner, kind.sends, kind.send_parts), collective, wire)
 
     def _wire(self, op: SegmentOp, collective: Collective) -> Wire:
-        """Over which an op's collective goes: of those who share a sequence, or of tensor parallelism."""
+        """Return the process group of an op's collective: ranks that share a sequence, or the
+        tensor-parallel group."""
         if collective not in ("all_to_all", "rotate"):
             return self.wire
         attention = self.model.sublayers[op.site, op.layer].branches[0]
@@ -257,11 +268,12 @@ def make_executor(
     phases: Sequence[Phase] = ("step",),
     shards: Shards | None = None,
 ) -> SegmentExecutor:
-    """An executor of the strategy's lists for the phases given; without ``gradients`` it only evaluates."""
+    """Return an executor of the strategy's instruction lists for ``phases``; without ``gradients``
+    it only evaluates."""
     lists = segment_lists(model.spec, strategy, model.stage, load, phases, backward=gradients is not None)
     used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "no-communication" else wire
     kind = SegmentExecutor
-    mixed = {"B", "I"} <= set(phases)  # what of a slot's backward would have to be captured is not known in time
+    mixed = {"B", "I"} <= set(phases)  # which backward phases of a slot to capture is not known in time
     if strategy.cuda_graphs and here.device.captures and gradients is not None and not mixed:
         from plait.train.engine.graphs import GraphedExecutor
 
@@ -270,7 +282,7 @@ def make_executor(
 
 
 def kernels_of(strategy: Strategy) -> Kernels:
-    """What lies between matrix products: compiled, or op by op."""
+    """Return the kernels between matrix products: compiled, or op by op."""
     if not strategy.compile:
         return EAGER
     from plait.train.model.compiled import compiled  # the compiler takes seconds to import
@@ -280,10 +292,11 @@ def kernels_of(strategy: Strategy) -> Kernels:
 
 def _bound(
     op: SegmentOp,
-    whole: Mapping[Kind, Callable[[Segment], Found]],
-    parts: Mapping[Kind, Callable[[Segment, int], Found]],
-) -> Callable[[RunningPhase], Found]:
-    """The function that a kind of segment has for an op, of the segment and part that it is about."""
+    whole: Mapping[Kind, Callable[[Segment], Result]],
+    parts: Mapping[Kind, Callable[[Segment, int], Result]],
+) -> Callable[[RunningPhase], Result]:
+    """Return a function that runs an op's method on the op's segment (and part) of the running
+    phase."""
     key: Key = (op.site, op.layer, op.slice)
     part = op.part
     if op.kind in parts:

@@ -1,8 +1,9 @@
-"""What to do about numbers that are not finite: who had the first, and what is never saved.
+"""Handle numbers that are not finite: find the tensor and rank where they began, and never save
+them.
 
-In the good case this costs nothing: every rank knows the step's loss and gradient norm anyway. Only when one
-of them is not finite do the ranks look for its origin. They compute the step a second time, and each looks at
-its own gradients before sums over ranks spread a NaN to everybody.
+The good case costs nothing: every rank knows the step's loss and gradient norm anyway. Only if one
+of them is not finite do the ranks search for its origin. They compute the step a second time, and
+each checks its own gradients before sums over ranks spread a NaN to all ranks.
 """
 
 from __future__ import annotations
@@ -18,31 +19,32 @@ from plait.core.parallel.sharding import Unit
 from plait.core.parallel.strategy import Strategy
 from plait.train.comm.wire import sum_over
 from plait.train.engine.groups import Groups
-from plait.train.engine.optimizer import SAID, Optimizer
+from plait.train.engine.optimizer import STATE_NAMES, Optimizer
 from plait.train.engine.shards import Shards
 from plait.train.model.pieces import pieces
 from plait.train.model.units import ShardBox, UnitStore
 
-FINE = 0  # the place of a tensor that is not finite counts from 1
+FINE = 0  # all tensors are finite; the indices of tensors that are not count from 1
 ADVICE = "Lower train.learning_rate or set train.clip_grad"
-SKIP = 'train.on_nan = "skip" leaves such updates out'
+SKIP = 'train.on_nan = "skip" skips such updates'
 
 
 def check_state(optimizer: Optimizer, groups: Groups, step: int) -> None:
-    """Raise NotFinite, on every rank, if the weights or the optimizer's averages after ``step`` steps are not
-    finite: before they are saved over good ones."""
+    """Raise NotFinite on every rank if weights or optimizer states after ``step`` steps are not
+    finite. Call it before a checkpoint overwrites a good one."""
     search = _FiniteSearch(optimizer)
     kinds: dict[str, Mapping[Unit, Tensor]] = {"weight": optimizer.masters}
-    kinds |= {SAID[kind]: tensors for kind, tensors in optimizer.states.items()}
+    kinds |= {STATE_NAMES[kind]: tensors for kind, tensors in optimizer.states.items()}
     for kind, found in zip(kinds, search.agree(groups, [search.first(each) for each in kinds.values()]), strict=True):
         if found:
             raise NotFinite(
-                f"step {step}: the {kind} {found} is not finite after this step, of which nothing is saved. {ADVICE}."
+                f"step {step}: the {kind} {found} is not finite after this step, so no checkpoint of it is saved. "
+                f"{ADVICE}."
             )
 
 
 class StepNumbers(NamedTuple):
-    """A step, counted from 1, its loss and the norm of its gradients."""
+    """A step (counted from 1), its loss and the norm of its gradients."""
 
     step: int
     loss: float
@@ -52,8 +54,9 @@ class StepNumbers(NamedTuple):
 def explain(
     run: Callable[[], Tensor], optimizer: Optimizer, groups: Groups, shards: Shards | None, numbers: StepNumbers
 ) -> NotFinite:
-    """Why a step's loss or gradient norm is not finite: the first tensor, and the rank it comes from. Called
-    by all ranks at the same point, with the step's gradients; ``run`` computes them again."""
+    """Return the error for a step whose loss or gradient norm is not finite; it names the first
+    such tensor and its rank. Called by all ranks at the same point, with the step's gradients;
+    ``run`` computes them again."""
     step, loss, norm = numbers
     search = _FiniteSearch(optimizer)
     weight, spread = search.first(optimizer.masters), search.first(optimizer.gradients.final)
@@ -75,7 +78,7 @@ def explain(
 
 
 class _FiniteSearch:
-    """Looks among what this rank holds for the first tensor, in the order of the model's, that is not
+    """Search in this rank's shards for the first tensor, in the model's order, that is not
     finite."""
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -85,12 +88,13 @@ class _FiniteSearch:
         self._place = {name: place for place, name in enumerate(self.names, FINE + 1)}
 
     def first(self, tensors: Mapping[Unit, Tensor]) -> int:
-        """The place of the first among tensors of this rank's optimizer."""
+        """Return the index of the first such tensor among tensors of this rank's optimizer."""
         bad = {unit: tensor for unit, tensor in tensors.items() if not _is_finite(tensor)}
         return self._first((held, tensor) for unit, tensor in bad.items() for held in self.units[unit].held("optim"))
 
     def own(self, run: Callable[[], Tensor], shards: Shards | None) -> int:
-        """The place of the first among this rank's own gradients, of a step that is computed again."""
+        """Compute the step again and return the index of the first such tensor among this rank's
+        own gradients."""
         found: list[int] = []
 
         def look(store: UnitStore, whole: Tensor) -> None:
@@ -113,8 +117,8 @@ class _FiniteSearch:
         return min((place for place in found if place != FINE), default=FINE)
 
     def agree(self, groups: Groups, places: Sequence[int]) -> list[str]:
-        """For every place that the ranks looked for: the first tensor of all ranks and the first rank that
-        has it, or nothing."""
+        """Return a text for each of ``places``: the first such tensor of all ranks and the first
+        rank that has it; empty if there is none."""
         rows = torch.zeros((groups.world.size, len(places)), dtype=torch.float64, device=self.gradients.flat.device)
         rows[groups.world.rank] = rows.new_tensor(places)
         found: list[str] = []
@@ -123,11 +127,12 @@ class _FiniteSearch:
             found.append(f"{self.names[place - 1]} on rank {rank}" if place != FINE else "")
         return found
 
-    def _first(self, found: Iterable[tuple[ShardBox, Tensor]]) -> int:
-        return min((self._place[held.piece.name] for held, tensor in found if not _is_finite(held.of(tensor))),
+    def _first(self, boxes: Iterable[tuple[ShardBox, Tensor]]) -> int:
+        return min((self._place[held.piece.name] for held, tensor in boxes if not _is_finite(held.of(tensor))),
                    default=FINE)  # fmt: skip
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """A sum is one fast pass; where it is not finite the numbers may still be, too large to add up."""
+    """Return True if all numbers are finite. The sum is one fast pass; it may overflow although the
+    numbers are finite, so they are checked then."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

@@ -1,8 +1,8 @@
-"""Gradient accumulators: flat, allocated once, in fp32 or better; weight gradients are added in place, slice
-after slice.
+"""Gradient accumulators: flat, allocated once, in fp32 or fp64. Weight gradients are added in
+place, slice after slice.
 
-A unit whose gradient is sharded has no accumulator for the whole of it. It is *opened* on a buffer before the
-first op that adds to it; afterwards the buffer is reduced, and added to this rank's shard
+A unit whose gradient is sharded has no accumulator for the whole of it. It is *opened* on a buffer
+before the first op that adds to it. Afterwards the buffer is reduced and added to this rank's shard
 (``plait.train.engine.shards``).
 """
 
@@ -19,11 +19,11 @@ from plait.train.model.units import ShardBox, UnitStore
 
 
 class Gradients:
-    """fp32 (fp64 for fp64 models) accumulators of this rank's shards, and views for the parameters that can
-    be added to.
+    """fp32 (fp64 for fp64 models) accumulators of this rank's shards, with a view for each
+    parameter that gradients can be added to.
 
-    shards: by unit, what is accumulated; final: by unit, the part of it that this rank's optimizer uses.
-    named: views for the parameters of units that are whole here.
+    shards: by unit, the accumulated part. final: by unit, the part of it that this rank's optimizer
+    uses. named: views for the parameters of units that are whole on this rank, by name.
     """
 
     def __init__(self, model: Share) -> None:
@@ -42,12 +42,12 @@ class Gradients:
                 self.open(store, self.shards[unit])
 
     def open(self, store: UnitStore, whole: Tensor) -> None:
-        """From now on additions to a unit's parameters go to ``whole``."""
+        """Set ``whole`` as the accumulator of the unit's parameters."""
         for name, parameter in store.parameters.items():
             self.named[name] = self._of[parameter] = store.view(name, whole)
 
     def zero(self) -> None:
-        """Forget everything, before the first micro-batch of a step."""
+        """Set all accumulators to zero, before the first micro-batch of a step."""
         self.flat.zero_()
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -58,15 +58,15 @@ class Gradients:
         """Add ``gradient`` [M, H] into rows [M] of the parameter (an embedding's gradient)."""
         accumulator, gradient = self._of[parameter], gradient.to(self.dtype)
         if accumulator.is_cuda:
-            # It sorts the rows, so that a row's sum has one order; index_add_ has not. As index_put_, without
-            # looking whether rows are in range, for which some versions of torch make the host wait.
+            # index_put sorts the rows, so that a row's sum has a fixed order; index_add_ does not. The
+            # private form skips the range check, for which some versions of torch make the host wait.
             torch.ops.aten._index_put_impl_(accumulator, [rows], gradient, True, True)
         else:
             accumulator.index_add_(0, rows, gradient)
 
     def add_product(self, parameter: nn.Parameter, output_gradient: Tensor, inputs: Tensor) -> None:
-        """Add output_gradient^T @ inputs, [M, out] and [M, in], in one pass over the accumulator where the
-        dtype allows."""
+        """Add output_gradient^T @ inputs, [M, out] and [M, in], in one pass over the accumulator
+        where the dtype allows."""
         accumulator = self._of[parameter]
         if inputs.dtype == self.dtype:
             accumulator.addmm_(output_gradient.t(), inputs)
@@ -76,14 +76,14 @@ class Gradients:
             accumulator.add_(output_gradient.t() @ inputs)
 
     def finish(self, wire: Wire, *, sequence_parallel: bool) -> None:
-        """Complete what several tensor-parallel ranks hold: sum over the group what each rank has seen only a
-        part of.
+        """Complete the gradients that several tensor-parallel ranks hold in part, by a sum over the
+        group.
 
-        Key/value heads held by several ranks, and norms of heads: each copy has seen its own rank's query
-        heads, or heads, only.
-        Sequence-parallel: replicated parameters have seen their own shard of the sequence only. All ranks of
-        the group have the same shards, so one all-reduce serves all, in which every set of replicas has a row
-        of its own; none if nothing is partial.
+        Always partial: key/value heads held by several ranks, and norms of heads. Each copy has
+        only its own rank's query heads, or heads. Sequence-parallel: replicated parameters have
+        only their own shard of the sequence. All ranks of the group have the same shards, so one
+        all-reduce serves all: every set of replicas has its own row. There is none if nothing is
+        partial.
         """
         shared = [(held.piece, view) for held, view in self.held if held.piece.replicas > 1]
         partial = [(piece, view) for piece, view in shared if sequence_parallel or piece.sums == "always"]
@@ -98,7 +98,8 @@ class Gradients:
 
     @cached_property
     def held(self) -> list[tuple[ShardBox, Tensor]]:
-        """What this rank's optimizer uses: ranges of logical tensors, and their gradients."""
+        """The pieces that this rank's optimizer updates: ranges of logical tensors, and their
+        gradients."""
         return [
             (held, held.of(self.final[unit]))
             for unit, store in self.model.units.items()
@@ -106,8 +107,9 @@ class Gradients:
         ]
 
     def norm_square(self) -> Tensor:
-        """This rank's share of the squared Euclidean norm, every logical number counted once over the
-        tensor-parallel groups of all stages and the shards of their optimizers; fp64, 0-d."""
+        """Return this rank's share of the squared Euclidean norm of the gradient; fp64, 0-d. Every
+        logical number counts once over the tensor-parallel groups of all stages and the shards of
+        their optimizers."""
         if self.flat.is_cuda:
             return self._norm_square_at_once()
         square = torch.zeros((), dtype=torch.float64, device=self.flat.device)
@@ -118,7 +120,8 @@ class Gradients:
         return square
 
     def _norm_square_at_once(self) -> Tensor:
-        """The same in a few kernels, however many pieces there are; added up in another order."""
+        """Return the same in a few kernels, however many pieces there are; summed in another
+        order."""
         counted = [(held.piece.replicas, view) for held, view in self.held if not held.piece.copy]
         if not counted:
             return torch.zeros((), dtype=torch.float64, device=self.flat.device)
@@ -128,5 +131,5 @@ class Gradients:
         return norms.square() @ self._shares
 
     def norm(self, wire: Wire) -> Tensor:
-        """Euclidean norm over the whole model; equal on all ranks."""
+        """Return the Euclidean norm of the whole model's gradient; equal on all ranks."""
         return sum_over(wire, self.norm_square()).sqrt()

@@ -1,18 +1,9 @@
-"""An executor whose computation is captured once and replayed (CUDA graphs), so that the host submits a
-stretch of kernels with one call instead of each kernel with one.
+"""CUDA graphs: an executor whose computation is captured once and replayed, so that the host
+submits many kernels with one call.
 
-A phase's list falls into stretches of computation between its collectives' starts and waits, which stay
-calls of the host: so any wire and any recorder works, and no communicator is captured. A stretch reads and
-writes the same memory whenever it is replayed. Micro-batches therefore take *slots*: memory in which one of
-them at a time is in flight, from its first phase to its last. What differs from micro-batch to micro-batch
-is copied into the slot: tokens, what other stages sent, the loss's scale, and the keys of dropout's masks,
-which thus are the run's own and not those of the step that was captured. How many rows of the embedding
-travel differs in shape, so these are looked up and exchanged by the host, and placed for the first norm.
-
-The first step runs op by op, while kernels are chosen and tables are made. After it nothing is in flight:
-autograd, which remembers the stream of what it has seen, has let go of the parameters, and no message is
-waited for. There the device gives back the memory that its allocator keeps, which no graph could use, and
-micro-batches from then on are captured as they run, stretch by stretch.
+A phase's instruction list is split into stretches of computation between starts and waits of
+collectives. Those remain calls of the host: any process group and any recorder works, and no
+communicator is captured. ``GraphedExecutor`` describes memory and the order of capture.
 """
 
 from __future__ import annotations
@@ -27,7 +18,7 @@ from torch import Tensor
 
 from plait.core.step.schedule import PHASES
 from plait.core.step.segments import Kind, Phase, SegmentOp
-from plait.core.step.units import UnitAction
+from plait.core.step.traffic import UnitAction
 from plait.train.engine.chain import begin, exchanges, pack
 from plait.train.engine.executor import Acts, CollectiveStart, RunningPhase, SegmentExecutor, nothing
 from plait.train.engine.inflight import InFlight, MicroBatch
@@ -36,19 +27,20 @@ from plait.train.engine.vocabulary import Embed
 from plait.train.model.dropout import DropoutKey
 
 Step = Callable[[Any], object]
-"""What is done in a turn."""
+"""One step of a phase, called with the running phase."""
 
 
 @dataclass(frozen=True)
 class _CapturedPhase(RunningPhase):
-    """bound: what the slot's collectives work on, since no op says so again."""
+    """A phase whose ops may be captured. bound: the buffers of the slot's collectives, because a
+    replayed op does not return them."""
 
     bound: dict[SegmentOp, Buffers] = field(default_factory=dict[SegmentOp, Buffers])
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A stretch to be captured, or one thing that the host does. kind, name: of its record."""
+    """A stretch to be captured, or one call of the host. kind, name: of its record."""
 
     steps: list[Step]
     captured: bool
@@ -58,8 +50,9 @@ class _Piece:
 
 @dataclass
 class GraphSlot(InFlight):
-    """Memory for a micro-batch in flight, and the acts that work on it, by phase. inputs: what is copied in
-    when one begins; entered, returned: what other stages send; left: by phase, what goes to them."""
+    """Memory for one micro-batch in flight, and the functions that work on it, by phase. inputs:
+    tensors overwritten when a micro-batch begins. entered, returned: tensors received from other
+    stages. left: by phase, tensors to be sent to other stages."""
 
     inputs: list[Tensor] = field(default_factory=list[Tensor])
     pool: object = None
@@ -72,14 +65,14 @@ class GraphSlot(InFlight):
     )
 
     def arrive(self) -> None:
-        """Put what other stages have sent where it is read."""
+        """Copy tensors received from other stages into the memory that the graphs read."""
         crossing = self.crossing
         crossing.entering = _copied(crossing.entering, self.entered)
         crossing.returning = _copied(crossing.returning, self.returned)
 
     def leave(self, phase: Phase) -> None:
-        """Copies of what goes to other stages: it may still be on its way when the slot's next micro-batch
-        comes."""
+        """Copy tensors to be sent to other stages: the slot's next micro-batch may begin before
+        they are sent."""
         crossing = self.crossing
         leaving, gradient = self.left.setdefault(phase, (dict(crossing.leaving), dict(crossing.gradient)))
         crossing.leaving = {name: tensor.clone() for name, tensor in leaving.items()}
@@ -87,7 +80,20 @@ class GraphSlot(InFlight):
 
 
 class GraphedExecutor(SegmentExecutor):
-    """As ``SegmentExecutor``, with the same numbers."""
+    """An executor with CUDA graphs, with the same numbers as ``SegmentExecutor``.
+
+    A stretch reads and writes the same memory whenever it is replayed. Micro-batches therefore take
+    *slots*: memory for one micro-batch in flight, from its first phase to its last. Inputs that
+    differ from micro-batch to micro-batch are copied into the slot: tokens, tensors from other
+    stages, the loss's scale, and the keys of dropout's masks. So masks are those of the current
+    step, not of the captured one. The number of gathered embedding rows changes shapes, so the host
+    looks up, exchanges and places these rows for the first norm.
+
+    The first step runs op by op, while kernels are chosen and tables are made. After it nothing is
+    in flight: autograd, which remembers streams, has released the parameters, and no message is
+    awaited. The device then frees the memory cached by its allocator, which graphs could not use.
+    Later micro-batches are captured as they run, stretch by stretch.
+    """
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -97,8 +103,8 @@ class GraphedExecutor(SegmentExecutor):
 
     @torch.no_grad()
     def begin(self, batch: MicroBatch, entering: Mapping[str, Tensor] | None = None) -> InFlight:
-        """Take a micro-batch in, into a slot."""
-        assert batch.starts is None, "documents differ from batch to batch, and what is captured does not"
+        """Copy a micro-batch into a free slot, and return the slot."""
+        assert batch.starts is None, "CUDA graphs do not support documents, which differ from batch to batch"
         if not self._warm:
             return super().begin(batch, entering)
         fresh = self.device.upload([*self._numbers(batch), *pack(self._shared, batch)])
@@ -106,7 +112,7 @@ class GraphedExecutor(SegmentExecutor):
         travel = exchanges(self._shared, fresh[2:])
         for static, new in zip(slot.inputs, fresh, strict=True):
             if all(new is not exchange.send for exchange in travel):
-                assert static.shape == new.shape, "micro-batches of a plan are alike"
+                assert static.shape == new.shape, "all micro-batches of a plan must have equal shapes"
                 static.copy_(new)
         for number, exchange in enumerate(travel):
             embed = slot.segments["embed", self.graph.segments[0][1], number]
@@ -116,7 +122,7 @@ class GraphedExecutor(SegmentExecutor):
         return slot
 
     def _open(self, batch: MicroBatch, fresh: Sequence[Tensor]) -> GraphSlot:
-        """A slot, made for a micro-batch."""
+        """Return a new slot for a micro-batch."""
         inputs = [tensor.clone() for tensor in fresh]
         scale, table = inputs[:2]
         dropout = DropoutKey(self.seed, batch.step, table) if self._dropout(batch) else None
@@ -124,7 +130,8 @@ class GraphedExecutor(SegmentExecutor):
         return GraphSlot(state.crossing, state.segments, inputs, self.device.pool())
 
     def _numbers(self, batch: MicroBatch) -> list[Tensor]:
-        """Those that are constants of the code elsewhere: the loss's scale, keys of masks."""
+        """Return numbers that are constants in uncaptured code: the loss's scale and the keys of
+        dropout masks."""
         dropout = self._dropout(batch)
         keys = dropout.sites(self.model.spec.num_layers) if dropout else torch.zeros(0, dtype=torch.int64)
         return [torch.tensor(batch.scale, dtype=torch.float64), keys]
@@ -143,17 +150,17 @@ class GraphedExecutor(SegmentExecutor):
             state.acts[phase] = self._capture(phase, state, turn)
         assert not turn.handles, f"collectives never awaited: {list(turn.handles)}"
         state.leave(phase)
-        if PHASES[phase].weight_gradient:  # the micro-batch is through
+        if PHASES[phase].weight_gradient:  # the micro-batch's last phase
             self._free.append(state)
 
     def step_ended(self) -> None:
-        """Capture from now on."""
+        """Enable capture after the first step."""
         if not self._warm:
             self.device.release_cached()
             self._warm = True
 
     def _capture(self, phase: Phase, slot: GraphSlot, turn: _CapturedPhase) -> Acts:
-        """Run a phase for the first time in a slot; what is to be done from now on."""
+        """Run a phase for the first time in a slot, and return the functions that replay it."""
         acts: Acts = ()
         for piece in self._pieces[phase]:
             act = self._captured(piece, slot, turn) if piece.captured else piece.steps[0]
@@ -172,7 +179,7 @@ class GraphedExecutor(SegmentExecutor):
     # ---- pieces ----
 
     def _cut(self, phase: Phase) -> list[_Piece]:
-        """A phase's list: stretches, and what stands between them."""
+        """Split a phase's list into stretches and the host's calls between them."""
         pieces: list[_Piece] = []
         for (action, step), (_, kind, name) in zip(self.programmes[phase], self._acts[phase], strict=True):
             if isinstance(action, UnitAction) or action.verb == "wait" or self._moves(action.op):
@@ -189,23 +196,25 @@ class GraphedExecutor(SegmentExecutor):
 
     @staticmethod
     def _stretch(pieces: list[_Piece], step: Step, kind: int, name: int) -> None:
-        """Add to the last stretch, or begin one, which is recorded by the name of its first op."""
+        """Add to the last stretch, or begin a new one, whose record has the name of its first
+        op."""
         if pieces and pieces[-1].captured:
             pieces[-1].steps.append(step)
         else:
             pieces.append(_Piece([step], captured=True, kind=kind, name=name))
 
     def _moves(self, op: SegmentOp) -> bool:
-        """Whether its tensors differ in shape from batch to batch: the rows of the embedding that travel."""
-        return op.site == "embed" and op.kind == Kind.SECOND
+        """Return True if the shapes of the op's tensors differ from batch to batch: the gathered
+        embedding rows."""
+        return op.site == "embed" and op.kind == Kind.ROW_FORWARD
 
     def _follows_embed(self, op: SegmentOp) -> bool:
-        """Whether it is the first to read the residual stream."""
+        """Return True if the op is the first to read the residual stream."""
         return op.kind == Kind.NORM and op.site != "embed" and self.graph.before(op)[0] == "embed"
 
 
 def _bind(start: CollectiveStart, turn: _CapturedPhase) -> None:
-    """Where a collective finds its buffers; what this computes or allocates is captured."""
+    """Set a collective's buffers; their computation and allocation are captured."""
     turn.bound[start.op] = start.buffers(turn)
 
 
@@ -214,7 +223,7 @@ def _send(start: CollectiveStart, turn: _CapturedPhase) -> None:
 
 
 def _place(key: Any, turn: _CapturedPhase) -> None:
-    """Put the embedding's rows where the first norm reads them."""
+    """Copy the embedding's rows to the memory that the first norm reads."""
     embed = turn.segments[key]
     assert isinstance(embed, Embed)
     words = embed.place()
@@ -225,7 +234,7 @@ def _place(key: Any, turn: _CapturedPhase) -> None:
 
 
 def _copied(came: Mapping[str, Tensor], static: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What has come, in memory that stays."""
+    """Copy received tensors into memory that stays, and return that memory by name."""
     for name, tensor in came.items():
         if name not in static:
             static[name] = tensor.clone()

@@ -1,4 +1,4 @@
-"""What lives while a micro-batch is on its way through a stage."""
+"""State of a micro-batch while it is in flight in a stage."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Key = tuple[Site, int, int]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """tokens, targets: [B, S] int64, in host memory; target -100 is ignored. samples: [B] global sample
-    numbers, the dropout keys.
+    """One micro-batch. tokens, targets: [B, S] int64, in host memory; target -100 is ignored.
+    samples: [B] global sample numbers, the dropout keys.
 
-    scale: what each token's loss is multiplied by (``scale_of`` the weights of the whole step's targets).
-    step: for the dropout keys. positions: [S] of the tokens in their sequences, in host memory, if they are
-    not all of them.
+    scale: factor of each token's loss (``scale_of`` the total weight of the whole step's targets).
+    step: for the dropout keys. positions: [S] of the tokens in their sequences, in host memory;
+    None if the rank has all of them.
 
-    weights: [B, S] of the targets' losses, in host memory, if they are not all 1. starts: [B, tokens of the
-    whole sequence] int64, in host memory, if attention is to stop at document ends and positions are to begin
-    anew: for each token the position of its document's first.
+    weights: [B, S] of the targets' losses, in host memory; None if all are 1. starts: [B, tokens of
+    the whole sequence] int64, in host memory: for each token the position of its document's first.
+    If set, attention stops at document ends and positions begin anew.
     """
 
     tokens: Tensor
@@ -39,7 +39,7 @@ class MicroBatch:
     starts: Tensor | None = None
 
     def of(self, rows: slice) -> MicroBatch:
-        """Some of its sequences."""
+        """Return the micro-batch of some of its sequences."""
         weights, starts = (t if t is None else t[rows] for t in (self.weights, self.starts))
         return replace(
             self,
@@ -52,23 +52,25 @@ class MicroBatch:
 
 
 def scale_of(weights: float) -> float:
-    """What makes a mean of a sum of losses with such weights; 0 where they are 0 in sum, and there is no
-    mean."""
+    """Return the factor that turns a sum of losses into a mean; 0 if ``weights``, the sum of the
+    targets' weights, is 0."""
     return 1.0 / weights if weights else 0.0
 
 
 def has_mean(batches: Sequence[MicroBatch]) -> bool:
-    """Whether what is computed on these has a mean loss: their sum is 0 also where nothing counts."""
+    """Return True if any target has weight, so that the batches have a mean loss; without a mean
+    their loss sum is 0 as well."""
     return any(batch.scale for batch in batches)
 
 
 @dataclass
 class BoundaryTensors:
-    """What crosses the ends of a stage with a micro-batch of ``size`` sequences, by name, each [S_local, B,
-    H].
+    """Tensors that cross the boundaries of a stage with a micro-batch of ``size`` sequences, by
+    name, each [S_local, B, H].
 
-    Names: ``h`` is the residual stream, ``skip0`` the skip connection of level 0. entering: from other
-    stages; leaving: for other stages; returning: the gradients of ``leaving``; gradient: of ``entering``.
+    Names: ``h`` is the residual stream, ``skip0`` the skip connection of level 0. entering:
+    received from other stages. leaving: to be sent to other stages. returning: the gradients of
+    ``leaving``; gradient: of ``entering``.
     """
 
     size: int
@@ -78,13 +80,14 @@ class BoundaryTensors:
     gradient: dict[str, Tensor] = field(default_factory=dict)
 
     def leave(self, name: str, samples: slice, h: Tensor) -> None:
-        """Put a slice's tensor into what another stage gets."""
+        """Copy a slice's tensor into ``leaving``."""
         if name not in self.leaving:
             self.leaving[name] = h.new_empty((h.shape[0], self.size, h.shape[2]))
         self.leaving[name][:, samples] = h.detach()
 
     def return_gradient(self, name: str, samples: slice, gradient: Tensor) -> None:
-        """Put a slice's gradient into what the stage gets that its tensor came from."""
+        """Copy a slice's gradient into ``gradient``, to be sent to the stage that sent its
+        tensor."""
         if name not in self.gradient:
             self.gradient[name] = torch.empty_like(self.entering[name])
         self.gradient[name][:, samples] = gradient
@@ -92,7 +95,7 @@ class BoundaryTensors:
 
 @dataclass
 class InFlight:
-    """A micro-batch between its forward and the end of its backward."""
+    """A micro-batch between the start of its forward and the end of its backward pass."""
 
     crossing: BoundaryTensors
     segments: dict[Key, Segment] = field(default_factory=dict)

@@ -1,16 +1,18 @@
-"""Muon on matrices of which ranks hold parts: each is orthogonalised whole, by one rank of those that hold
-it.
+"""Muon on matrices that are sharded over ranks: one rank of each group orthogonalises the whole
+matrix.
 
-A rank's momentum and masters stay what they are under AdamW: its shards of units. Per round of
-``core.parallel.matrices`` the parts of up to one matrix a rank go to its owner, which orthogonalises it and
-sends every rank of the group back what that holds:
+A rank's momentum and masters stay its shards of units, as with AdamW. In each round of
+``core.parallel.sharding.rounds`` the parts of up to one matrix per rank are sent to its owner. The
+owner orthogonalises it and returns to each rank its parts:
 
     network    | in 0 | in 1 |      | out 0 | in 2 | out 1 | in 3 | ...
     processor         | matrix of 0 | matrix of 1  | matrix of 2  | ...
 
-So but for the first way in and the last way out what travels is hidden, the latter behind AdamW of everything
-else. What travels is in the precision that orthogonalises: bf16 halves it, and loses nothing that torch's
-Muon, which rounds first, would keep.
+All exchanges but the first in and the last out are hidden; the last out overlaps AdamW on all other
+parameters. Data are sent in the precision of orthogonalisation. bf16 halves the bytes at no loss,
+since torch's Muon also rounds first.
+
+Newton-Schulz iterations, as in torch.optim.Muon, give roughly the nearest orthogonal matrix.
 """
 
 from __future__ import annotations
@@ -24,14 +26,11 @@ import torch
 from torch import Tensor
 
 from plait.core.job.settings import MuonSection
-from plait.core.parallel.matrices import rounds
-from plait.core.parallel.optimizers import HIDDEN
-from plait.core.parallel.sharding import Sharding, Unit
+from plait.core.parallel.sharding import HIDDEN, Sharding, Unit, rounds
 from plait.core.reshard.layouts import Box
-from plait.core.step.units import UnitOp
+from plait.core.step.traffic import UnitOp
 from plait.train.comm.background import Background, BackgroundHandle
 from plait.train.comm.wire import Exchanger, Splits
-from plait.train.engine.orthogonal import adjusted, orthogonalise
 from plait.train.machine.device import RankDevice
 from plait.train.model.pieces import pieces
 from plait.train.model.transformer import Share, StageModels, Transformer
@@ -39,8 +38,34 @@ from plait.train.model.units import ShardBox, UnitLayout, unit_shapes
 from plait.train.record.recorder import Recorder
 
 
+def orthogonalise(matrix: Tensor, muon: MuonSection) -> Tensor:
+    """Return roughly U V^T for ``matrix`` = U S V^T [A, B], in the matrix's dtype; its singular
+    values lie between 0.5 and 1.5.
+
+    The operations are those of torch.optim.Muon in bf16 (torch 2.13, torch/optim/_muon.py), so that
+    both give the same bits.
+    """
+    a, b, c = muon.ns_coefficients
+    wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix
+    wide = wide / wide.norm().clamp(min=muon.eps)
+    for _ in range(muon.ns_steps):
+        gram = wide @ wide.T
+        update = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        wide = torch.addmm(wide, update, wide, beta=a)
+    return wide.T if matrix.size(0) > matrix.size(1) else wide
+
+
+def adjusted(rate: float, shape: tuple[int, ...], muon: MuonSection) -> float:
+    """Return the learning rate of a matrix [A, B]: ``rate`` times the factor of
+    ``muon.adjust_lr``."""
+    rows, columns = shape
+    if muon.adjust_lr == "original":
+        return rate * max(1.0, rows / columns) ** 0.5
+    return rate * 0.2 * max(rows, columns) ** 0.5
+
+
 class Member(NamedTuple):
-    """A rank of a group, by what it holds: its tensor-parallel share, and which of its replicas it is."""
+    """A rank of a group: its tensor-parallel rank and its index among the replicas."""
 
     tp_rank: int
     replica: int
@@ -48,7 +73,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class MatrixGroup:
-    """Ranks that share matrices, in their wire's order, and this one's recorder."""
+    """Ranks that share matrices, in the order of their process group, and this rank's recorder."""
 
     members: tuple[Member, ...]
     sharding: Sharding
@@ -59,16 +84,16 @@ class MatrixGroup:
 
 @dataclass(frozen=True)
 class Matrix:
-    """One logical matrix. parts: of it, by member of the group, where each lies in its shard of the unit."""
+    """One logical matrix. parts: by member of the group, the parts in its shard of the unit."""
 
     name: str
     shape: tuple[int, int]
     unit: Unit
     parts: tuple[tuple[ShardBox, ...], ...]
 
-    def given(self, owner: int) -> list[list[ShardBox]]:
-        """By member, the parts that it sends to the owner: of equal ones the owner's own, else the next
-        member's."""
+    def sent_parts(self, owner: int) -> list[list[ShardBox]]:
+        """Return, by member, the parts that it sends to the owner. Of replicated parts the owner's
+        own is used, else that of the next member."""
         found: list[list[ShardBox]] = [[] for _ in self.parts]
         seen = set[Box]()
         for step in range(len(self.parts)):
@@ -81,8 +106,8 @@ class Matrix:
 
 
 def matrices_of(models: Share, members: Sequence[Member], sharding: Sharding) -> dict[str, Matrix]:
-    """The matrices that Muon updates, by name, and who holds which part. Names and parts are the same on
-    every rank of the group."""
+    """Return the matrices that Muon updates, by name, with the parts of each member. Names and
+    parts are equal on every rank of the group."""
     assert isinstance(models, StageModels | Transformer)
     stages = models.stages if isinstance(models, StageModels) else [models]
     held: list[dict[str, list[ShardBox]]] = []
@@ -102,8 +127,8 @@ def matrices_of(models: Share, members: Sequence[Member], sharding: Sharding) ->
 
 
 class MuonExchange(NamedTuple):
-    """One exchange of a round, of this rank. gives: parts that it sends, in order; takes: parts that come.
-    splits: how many numbers of which rank. moves: whether anything leaves any rank."""
+    """This rank's view of one exchange of a round. gives: parts that it sends, in order. takes:
+    parts that it receives. splits: numbers per rank. moves: True if data leave any rank."""
 
     gives: tuple[tuple[Matrix, ShardBox], ...]
     takes: tuple[tuple[Matrix, ShardBox], ...]
@@ -111,8 +136,10 @@ class MuonExchange(NamedTuple):
     moves: bool
 
 
-def way(parts: Mapping[tuple[int, int], Sequence[tuple[Matrix, ShardBox]]], rank: int, size: int) -> MuonExchange:
-    """This rank's exchange. parts: by sender and receiver, everybody's."""
+def rank_exchange(
+    parts: Mapping[tuple[int, int], Sequence[tuple[Matrix, ShardBox]]], rank: int, size: int
+) -> MuonExchange:
+    """Return this rank's view of an exchange. parts: by sender and receiver, of all ranks."""
 
     def numbers(source: int, target: int) -> int:
         return sum(part.box.elements for _, part in parts.get((source, target), ()))
@@ -131,33 +158,35 @@ def way(parts: Mapping[tuple[int, int], Sequence[tuple[Matrix, ShardBox]]], rank
 
 
 class MuonRound(NamedTuple):
-    """Of this rank: its matrix, if it owns one, and what travels."""
+    """This rank's view of a round: its matrix, if it owns one, the exchange to the owners and the
+    exchange back."""
 
     own: Matrix | None
-    there: MuonExchange
-    back: MuonExchange
+    to_owner: MuonExchange
+    from_owner: MuonExchange
 
 
 def rounds_of(matrices: Mapping[str, Matrix], rank: int, size: int) -> list[MuonRound]:
-    """All rounds of a step, as member ``rank`` of ``size`` sees them."""
+    """Return all rounds of a step for member ``rank`` of ``size``."""
     found: list[MuonRound] = []
     for owned in rounds({name: one.shape for name, one in matrices.items()}, size):
         there, back = (defaultdict[tuple[int, int], list[tuple[Matrix, ShardBox]]](list) for _ in range(2))
         for owner, name in sorted(owned.items()):
             matrix = matrices[name]
-            for member, given in enumerate(matrix.given(owner)):
+            for member, given in enumerate(matrix.sent_parts(owner)):
                 there[member, owner] += [(matrix, part) for part in given]
                 back[owner, member] += [(matrix, part) for part in matrix.parts[member]]
         own = matrices[owned[rank]] if rank in owned else None
-        found.append(MuonRound(own, way(there, rank, size), way(back, rank, size)))
+        found.append(MuonRound(own, rank_exchange(there, rank, size), rank_exchange(back, rank, size)))
     return found
 
 
 class Muon:
     """Updates the hidden matrices of a rank's optimizer shards.
 
-    gradients, momentum, masters: flat, by unit; gradients are overwritten. sent: bytes that this rank has
-    sent so far."""
+    gradients, momentum, masters: flat, by unit; gradients are overwritten. sent: bytes that this
+    rank has sent so far.
+    """
 
     def __init__(self, models: Share, group: MatrixGroup, settings: MuonSection, dtype: torch.dtype) -> None:
         self.group, self.settings = group, settings
@@ -178,19 +207,19 @@ class Muon:
         wait: Callable[[BackgroundHandle | None, UnitOp], None],
         meanwhile: Callable[[], object],
     ) -> None:
-        """Orthogonalise ``updates`` and take them off ``masters``. decay: of a matrix, by its name. wait: for
-        what travels. meanwhile: what else there is to do while the last of it does."""
+        """Orthogonalise ``updates`` and subtract them from ``masters``. decay: weight decay by name.
+        wait: waits for an exchange. meanwhile: called while the last exchange is under way."""
         count, flights = len(self.rounds), dict[tuple[str, int], BackgroundHandle | None]()
 
         def send(at: int) -> None:
             if at < count:
-                there = self.rounds[at].there
+                there = self.rounds[at].to_owner
                 self._pack("give", at, there.gives, lambda matrix, part: part.of(updates[matrix.unit]))
                 flights["in", at] = self._start(there, "give", "take", at)
 
         def settle(at: int) -> None:
             wait(flights.pop(("out", at)), UnitOp("await", ("matrices", at), True))
-            for (matrix, part), found in self._parts("come", at, self.rounds[at].back.takes):
+            for (matrix, part), found in self._parts("come", at, self.rounds[at].from_owner.takes):
                 own = part.of(masters[matrix.unit])
                 own.mul_(1 - rate * decay(matrix.name))
                 own.add_(found, alpha=-adjusted(rate, matrix.shape, self.settings))
@@ -201,8 +230,8 @@ class Muon:
             wait(flights.pop(("in", at)), UnitOp("await", ("matrices", at), False))
             if one.own is not None:
                 whole = self._whole(one.own, at)
-                self._pack("go", at, one.back.gives, lambda _, part, whole=whole: whole[part.box.slices])
-            flights["out", at] = self._start(one.back, "go", "come", at)
+                self._pack("go", at, one.from_owner.gives, lambda _, part, whole=whole: whole[part.box.slices])
+            flights["out", at] = self._start(one.from_owner, "go", "come", at)
             send(at + 2)
             if at:
                 settle(at - 1)
@@ -216,33 +245,36 @@ class Muon:
             self._background.close()
 
     def _whole(self, matrix: Matrix, at: int) -> Tensor:
-        """The update of this rank's matrix in a round, orthogonalised."""
+        """Return the orthogonalised update of this rank's matrix in a round."""
         whole = torch.empty(matrix.shape, dtype=self.dtype, device=self.group.device.torch_device)
-        for (_, part), found in self._parts("take", at, self.rounds[at].there.takes):
+        for (_, part), found in self._parts("take", at, self.rounds[at].to_owner.takes):
             whole[part.box.slices] = found
         return orthogonalise(whole, self.settings)
 
-    # ---- what travels ----
+    # ---- exchanges ----
 
-    def _start(self, one: MuonExchange, source: str, target: str, at: int) -> BackgroundHandle | None:
-        """Begin an exchange of round ``at`` from one buffer to another; None where nothing leaves any rank,
-        and it is over."""
-        given, into = self._slot(source, at, sum(one.splits.out)), self._slot(target, at, sum(one.splits.into))
-        if not one.moves or self._background is None:
+    def _start(self, exchange: MuonExchange, source: str, target: str, at: int) -> BackgroundHandle | None:
+        """Start an exchange of round ``at`` from one buffer to another. Returns None if no data
+        leave any rank; the exchange is then complete."""
+        given, into = (
+            self._slot(source, at, sum(exchange.splits.out)),
+            self._slot(target, at, sum(exchange.splits.into)),
+        )
+        if not exchange.moves or self._background is None:
             into.copy_(given)
             return None
-        size = (sum(one.splits.out) - one.splits.out[self.group.wire.rank]) * self.dtype.itemsize
+        size = (sum(exchange.splits.out) - exchange.splits.out[self.group.wire.rank]) * self.dtype.itemsize
         self.sent += size
         wire, recorder = self.group.wire, self.group.recorder
 
         def job() -> int:
-            wire.exchange(into, given, one.splits).wait()
+            wire.exchange(into, given, exchange.splits).wait()
             return size
 
         if recorder is None:
             return self._background.start(job)
         name = recorder.name_of(UnitOp("exchange", ("matrices", at), source == "go"))
-        return self._background.start(recorder.handed(name, job, step=recorder.ticket()))
+        return self._background.start(recorder.recorded_job(name, job, step=recorder.current_step()))
 
     def _pack(
         self, slot: str, at: int, parts: Sequence[tuple[Matrix, ShardBox]], value: Callable[[Matrix, ShardBox], Tensor]
@@ -253,14 +285,14 @@ class Muon:
     def _parts(
         self, slot: str, at: int, parts: Sequence[tuple[Matrix, ShardBox]]
     ) -> list[tuple[tuple[Matrix, ShardBox], Tensor]]:
-        """Each part, and its place in a buffer, in its own shape."""
+        """Return each part with its place in a buffer, in the part's shape."""
         sizes = [part.box.elements for _, part in parts]
         flat = self._slot(slot, at, sum(sizes))
         return [(one, found.view(one[1].box.shape)) for one, found in zip(parts, flat.split(sizes), strict=True)]
 
     def _slot(self, name: str, at: int, numbers: int) -> Tensor:
-        """The first numbers of a buffer; each is used again two rounds later, when what it held is done
-        with."""
+        """Return the first ``numbers`` numbers of a buffer. A buffer is reused two rounds later,
+        when its contents have been read."""
         key = name, at % 2
         if key not in self._slots:
             self._slots[key] = torch.empty(
@@ -269,7 +301,7 @@ class Muon:
         return self._slots[key][:numbers]
 
     def numbers(self, name: str, parity: int) -> int:
-        """How many a buffer has."""
-        ways = [one.there if name in ("give", "take") else one.back for one in self.rounds[parity::2]]
+        """Return the numbers that a buffer holds."""
+        ways = [one.to_owner if name in ("give", "take") else one.from_owner for one in self.rounds[parity::2]]
         sides = [sum(one.splits.out if name in ("give", "go") else one.splits.into) for one in ways]
         return max(sides, default=0)

@@ -1,16 +1,20 @@
-"""Optimizers over this rank's shards: fp32 (or fp64) masters where the model computes in less, clipping by
-the true norm.
+"""Optimizers over this rank's shards: fp32 (or fp64) masters if the model computes in lower
+precision, clipping by the true norm.
 
-| ``train.optimizer`` | matrices of layers | everything else | states |
+| ``train.optimizer`` | matrices of layers | all other parameters | states |
 |---|---|---|---|
 | ``adamw`` | AdamW | AdamW | ``exp_avg``, ``exp_avg_sq`` |
 | ``muon`` | Muon (``engine.muon``) | AdamW | ``momentum``; ``exp_avg``, ``exp_avg_sq`` |
 | ``sgd`` | SGD | SGD | ``momentum`` |
+
+``LearningRate`` is the learning-rate schedule.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -20,10 +24,9 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from plait.core.job.settings import TrainSection
-from plait.core.parallel.optimizers import STATES, Rule, rule_of, rules_of
-from plait.core.parallel.sharding import Unit
+from plait.core.parallel.sharding import STATES, Rule, Unit, rule_of, rules_of
 from plait.core.record.ring import RecordKind
-from plait.core.step.units import UnitOp
+from plait.core.step.traffic import UnitOp
 from plait.train.comm.background import BackgroundHandle
 from plait.train.comm.wire import NullWire
 from plait.train.engine.gradients import Gradients
@@ -33,14 +36,14 @@ from plait.train.model.transformer import Share
 from plait.train.model.units import UnitStore
 from plait.train.record.recorder import Recorder
 
-SAID = {"exp_avg": "first moment of", "exp_avg_sq": "second moment of", "momentum": "momentum of"}
-"""What people are told of a state."""
+STATE_NAMES = {"exp_avg": "first moment of", "exp_avg_sq": "second moment of", "momentum": "momentum of"}
+"""Names of optimizer states in messages, to be followed by a parameter's name."""
 Kept = dict[Unit, Tensor]
 
 
 class ShardRun(NamedTuple):
-    """A run of numbers of a unit's optimizer shard. updates: how many it had, for AdamW's correction of its
-    averages."""
+    """A contiguous run of a unit's optimizer shard. updates: the number of its updates, for AdamW's
+    bias correction."""
 
     unit: Unit
     at: slice
@@ -48,8 +51,8 @@ class ShardRun(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """What is updated at once: tensors of runs, or of parts of one. states: by kind. updates: how many each
-    had."""
+    """Tensors that are updated in one call: of runs, or of parts of one run. states: by kind.
+    updates: number of updates of each."""
 
     masters: list[Tensor]
     gradients: list[Tensor]
@@ -58,12 +61,13 @@ class _Batch(NamedTuple):
 
 
 WIDENED = 1 << 20
-"""Numbers whose states are in the type of masters at a time, where they are kept in less."""
+"""Numbers whose states are converted to the type of masters at a time, if states are kept in lower
+precision."""
 
 
 def runs_of(store: UnitStore, train: TrainSection) -> Iterator[tuple[float, ShardRun]]:
-    """The unit's shard on this rank, all of it, cut where the weight decay is another, with that; padding
-    goes with what is before it."""
+    """Yield the unit's shard on this rank in runs of equal weight decay, each with that decay.
+    Padding belongs to the run before it."""
     numbers = store.numel // store.sharding.optim
     decays = [(one.start, train.decay_of(one.piece.name, len(one.piece.shape))) for one in store.held("optim")]
     starts = [(next(same)[0], decay) for decay, same in groupby(decays, key=lambda one: one[1])] or [(0, 0.0)]
@@ -74,11 +78,13 @@ def runs_of(store: UnitStore, train: TrainSection) -> Iterator[tuple[float, Shar
 
 
 class Optimizer:
-    """Updates this rank's optimizer shards, flat, one a unit. train: which optimizer, and its settings.
-    group: with whom it shares matrices that it needs whole; nobody if not given.
+    """Updates this rank's optimizer shards, one flat tensor per unit. train: the settings,
+    including which optimizer. group: ranks that share the matrices that Muon needs whole; None:
+    this rank alone.
 
-    AdamW and SGD are torch's, by their functional form: their classes import the compiler, a second and a
-    half of every rank's start."""
+    AdamW and SGD are torch's functional forms: torch's classes import the compiler, which takes a
+    second and a half at every rank's start.
+    """
 
     def __init__(
         self, model: Share, gradients: Gradients, train: TrainSection | None = None, group: MatrixGroup | None = None
@@ -87,19 +93,19 @@ class Optimizer:
         self.owned: Kept = {
             unit: store.kept[store.part("optim", "params")].detach() for unit, store in model.units.items()
         }
-        """This rank's to update, in the dtype of the model."""
+        """The parameters that this rank updates, in the model's dtype, by unit."""
         first = next(iter(self.owned.values()))
         self.separate = first.dtype != gradients.dtype
-        """Whether masters are copies in higher precision."""
+        """True if masters are copies in higher precision."""
         self.masters: Kept = {
             unit: own.to(gradients.dtype) if self.separate else own for unit, own in self.owned.items()
         }
         self._remembers = torch.bfloat16 if self.train.optimizer_dtype == "bf16" else gradients.dtype
         kinds = [kind for rule in rules_of(self.train.optimizer) for kind in STATES[rule]]
         self.states: dict[str, Kept] = {kind: {} for kind in kinds}
-        """Moments and momentum, by kind and unit; kinds in one order on all ranks."""
+        """Moments and momentum, by kind and unit; the order of kinds is the same on all ranks."""
         self.runs: dict[tuple[Rule, float], list[ShardRun]] = {}
-        """What is updated, by rule and weight decay."""
+        """Runs to be updated, by rule and weight decay."""
         for unit, master in self.masters.items():
             rule = rule_of(self.train.optimizer, unit)
             for kind in STATES[rule]:
@@ -107,7 +113,7 @@ class Optimizer:
             for decay, run in runs_of(model.units[unit], self.train):
                 self.runs.setdefault((rule, decay), []).append(run)
         self.skipped = 0
-        """Updates left out because they were not finite, since the run's first step."""
+        """Updates skipped since the run's first step because they were not finite."""
         self.skipped_in_a_row = 0
         self.muon = self._muon(group) if self.train.optimizer == "muon" else None
 
@@ -120,8 +126,9 @@ class Optimizer:
         return Muon(self.model, group or alone, self.train.muon, self.gradients.dtype)
 
     def step(self, learning_rate: float, *, norm: float, clip: float, recorder: Recorder | None = None) -> None:
-        """One update; gradients are scaled down to ``clip`` where their ``norm`` exceeds it (0: never)."""
-        busy = Busy(recorder)
+        """Update the parameters once. If ``norm`` exceeds ``clip``, gradients are scaled down to
+        ``clip`` first (0: never)."""
+        busy = OptimizerTimer(recorder)
         if clip and norm > clip:
             self.gradients.flat.mul_(clip / norm)
         if self.muon:
@@ -137,14 +144,14 @@ class Optimizer:
         self.skipped_in_a_row = 0
 
     def skip(self) -> None:
-        """Leave this update out: weights, averages and counts of updates stay."""
+        """Skip this update: weights, moments and counts of updates stay."""
         self.skipped += 1
         self.skipped_in_a_row += 1
 
     # ---- rules ----
 
     def _elementwise(self, learning_rate: float) -> None:
-        """Of every number by itself."""
+        """Run the elementwise rules: AdamW and SGD."""
         rules: Mapping[Rule, Callable[[_Batch, float, float], None]] = {"adamw": self._adamw, "sgd": self._sgd}
         for (rule, decay), runs in self.runs.items():
             if rule not in rules:
@@ -175,12 +182,13 @@ class Optimizer:
         )  # fmt: skip
 
     def _look_ahead(self) -> None:
-        """Add gradients to Muon's momentum; what is left in their place is what it orthogonalises."""
+        """Add gradients to Muon's momentum, and replace the gradients by the updates to be
+        orthogonalised."""
         settings, whole = self.train.muon, self._remembers == self.gradients.dtype
         for unit, momentum in self.states["momentum"].items():
             size = max(1, momentum.numel()) if whole else WIDENED
             for kept, gradient in zip(momentum.split(size), self.gradients.final[unit].split(size), strict=True):
-                wide = kept.to(gradient.dtype)  # itself, if it is not kept in less
+                wide = kept.to(gradient.dtype)  # ``kept`` itself, if momentum is in the gradient's type
                 wide.lerp_(gradient, 1 - settings.momentum)
                 if settings.nesterov:
                     gradient.lerp_(wide, settings.momentum)
@@ -190,13 +198,14 @@ class Optimizer:
                     kept.copy_(wide)
 
     def _batch(self, runs: Sequence[ShardRun], kinds: Sequence[str]) -> _Batch:
-        """Of these runs, whole."""
+        """Return the tensors of whole runs."""
         every: list[Mapping[Unit, Tensor]] = [self.masters, self.gradients.final, *(self.states[one] for one in kinds)]
         masters, gradients, *states = ([by_unit[run.unit][run.at] for run in runs] for by_unit in every)
         return _Batch(masters, gradients, states, [run.updates for run in runs])
 
     def _widened(self, run: ShardRun, kinds: Sequence[str]) -> Iterator[tuple[_Batch, list[Tensor]]]:
-        """Of a run, part by part, copies of its states in the type of masters; and the states."""
+        """Yield a run part by part: a batch with copies of the states in the type of masters, and
+        the states."""
         whole = self._batch([run], kinds)
         every = (whole.masters, whole.gradients, *whole.states)
         for master, gradient, *states in zip(*(one.split(WIDENED) for (one,) in every), strict=True):
@@ -208,16 +217,16 @@ class Optimizer:
             for unit, master in self.masters.items():
                 self.owned[unit].copy_(master)
 
-    # ---- going on ----
+    # ---- checkpoints ----
 
     @property
     def held(self) -> dict[str, Any]:
-        """What the tensors of ``state`` hold, by their names."""
+        """The pieces of logical tensors in each tensor of ``state``, by its name."""
         return {store.key: store.held("optim") for store in self.model.units.values()}
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Everything a resume needs, by kind and unit: the live tensors, so that loading fills them in
-        place."""
+        """Return everything that resuming needs, by kind and unit. These are the live tensors, so
+        loading fills them in place."""
         kinds = {"master": self.masters, **self.states}
         return {
             kind: {self.model.units[unit].key: tensor for unit, tensor in tensors.items()}
@@ -225,21 +234,21 @@ class Optimizer:
         }
 
     def loaded(self, steps: int, skipped: int = 0) -> None:
-        """Call after ``state`` was filled from a checkpoint made after so many steps, ``skipped`` of them
-        without an update; other ranks' updates are not gathered."""
+        """Publish the parameters after ``state`` was filled from a checkpoint made after ``steps``
+        steps, of which ``skipped`` had no update. Updates of other ranks are not gathered."""
         self.skipped = skipped
         for run in (run for runs in self.runs.values() for run in runs):
             run.updates.fill_(float(steps - skipped))
         self._publish()
 
     def close(self) -> None:
-        """End what runs beside it."""
+        """End the background thread of Muon, if any."""
         if self.muon:
             self.muon.close()
 
 
-class Busy:
-    """The recorder's view of an optimizer: it computes, but for what it waits for."""
+class OptimizerTimer:
+    """Records an optimizer's step: computation, interrupted by waits."""
 
     def __init__(self, recorder: Recorder | None) -> None:
         self.recorder, self._number = recorder, 0
@@ -250,12 +259,12 @@ class Busy:
             self._number = self.recorder.begin(RecordKind.OPTIMIZER, self.recorder.ring.name("optimizer"))
 
     def end(self) -> None:
-        """It is done, for now."""
+        """End the current record of computation."""
         if self.recorder:
             self.recorder.end(self._number)
 
     def wait(self, handle: BackgroundHandle | None, op: UnitOp) -> None:
-        """Wait for what travels, if anything does."""
+        """Wait for an exchange and record the wait; no-op if ``handle`` is None."""
         if handle is None:
             return
         self.end()
@@ -264,3 +273,51 @@ class Busy:
         if self.recorder:
             self.recorder.end(number)
         self._begin()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """Learning-rate schedule: linear warm-up to ``peak``, then decay by ``style``
+    (``train.lr_decay_style``) to ``floor`` at step ``steps``. decay: steps of the last phase of
+    ``wsd`` (Hu 2024, arXiv 2404.06395)."""
+
+    peak: float
+    floor: float
+    warmup: int
+    steps: int
+    style: str = "cosine"
+    decay: int = 1
+
+    @staticmethod
+    def of(train: TrainSection) -> LearningRate:
+        """Return the schedule of a job's settings."""
+        steps = train.lr_decay_steps or train.steps
+        return LearningRate(
+            peak=train.learning_rate,
+            floor=train.min_learning_rate,
+            warmup=train.warmup_steps,
+            steps=steps,
+            style=train.lr_decay_style,
+            decay=train.lr_wsd_decay_steps or max(1, steps // 10),
+        )
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of update number ``step``, counted from 0."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        if self.style == "inverse-square-root":  # continues the warm-up, as in Megatron-LM
+            return max(self.floor, self.peak * math.sqrt(max(1, self.warmup) / max(1, self.warmup, step + 1)))
+        return self.floor + (self.peak - self.floor) * self._left(step)
+
+    def _left(self, step: int) -> float:
+        """Return the share of the way from floor (0) to peak (1)."""
+        progress = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+        match self.style:
+            case "constant":
+                return 1.0
+            case "linear":
+                return 1.0 - progress
+            case "wsd":
+                return min(1.0, max(0.0, (self.steps - step) / self.decay))
+            case _:
+                return 0.5 * (1 + math.cos(math.pi * progress))

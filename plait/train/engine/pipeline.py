@@ -1,9 +1,9 @@
-"""The interpreter of a pipeline schedule: one for every schedule, over the segment executors of this rank's
-stages.
+"""Interpreter of pipeline schedules: one for every schedule, over the segment executors of this
+rank's stages.
 
-It walks the rank's list. Sends and receives are handed to the courier and never block; a computation waits
-for what it reads, which is the only place where a rank can stand still. So the order of everything is the
-validated schedule's, whatever the network does.
+It executes the rank's list in order. Sends and receives are handed to the courier and never block;
+a computation waits for the tensors that it reads, the only place where a rank can block. So the
+order of all work is that of the validated schedule, whatever the network does.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from plait.train.machine.device import Mark
 
 
 class Delivery(Protocol):
-    """A transfer under way; ``span`` is known once it is done."""
+    """A transfer in flight; ``span`` is known once it is done."""
 
     @property
     def span(self) -> tuple[Mark, Mark]:
-        """When it moved."""
+        """Start and end of the transfer."""
         ...
 
     def done(self) -> bool:
-        """Whether this rank's part is over."""
+        """Return True if this rank's part of the transfer is complete."""
         ...
 
     def wait(self) -> None:
-        """Return when it is; on a device, when work submitted from now on may use the tensor."""
+        """Wait until the transfer is complete; on a device, until work submitted from now on may
+        use the tensor."""
         ...
 
 
 class Courier(Protocol):
-    """Moves tensors between stages; each channel in the order of the calls."""
+    """Moves tensors between stages; in each channel in the order of the calls."""
 
     def send(self, transfer: Transfer, tensors: Mapping[str, Tensor]) -> Delivery:
         """Start to send. The tensors must not change until the delivery is done."""
@@ -54,8 +55,8 @@ class Courier(Protocol):
 
 
 class _ScheduleEntry(NamedTuple):
-    """One entry of a rank's list. last: of its stage and phase, the step's last. following: the computation
-    after it, where units are gathered for it."""
+    """One entry of a rank's list. last: whether it is the step's last of its stage and phase.
+    following: the next computation, for which units are gathered."""
 
     op: Op
     run: Callable[[_PipelineStep, _ScheduleEntry], None]
@@ -64,11 +65,11 @@ class _ScheduleEntry(NamedTuple):
 
 
 class PipelineExecutor:
-    """One rank's part of a pipeline.
+    """Executes one rank's part of a pipeline schedule.
 
-    schedule: with transfers. names: what crosses each of its edges (the residual stream ``h``, skip
-    connections). executors: of this rank's stages, with the phases that the schedule names. ``peak``, after a
-    step: by stage, the most micro-batches that were alive at once.
+    schedule: with transfers. names: the tensors that cross each of its edges (the residual stream
+    ``h``, skip connections). executors: of this rank's stages, with the phases that the schedule
+    names. ``peak``, after a step: by stage, the most micro-batches that were in flight at once.
     """
 
     def __init__(
@@ -95,10 +96,10 @@ class PipelineExecutor:
 
     @torch.no_grad()
     def run(self, batches: Sequence[MicroBatch]) -> Tensor:
-        """One step: forward and backward of every micro-batch, gradients added up; the loss of the heads that
-        are here. 0-d."""
+        """Run one step: forward and backward of every micro-batch, gradients accumulated. Return
+        the loss of this rank's heads, 0-d."""
         assert len(batches) == self.schedule.num_micro_batches, (
-            f"{len(batches)} micro-batches, the schedule has another number"
+            f"{len(batches)} micro-batches, but the schedule has {self.schedule.num_micro_batches}"
         )
         if self.shards:
             self.shards.begin()
@@ -111,8 +112,8 @@ class PipelineExecutor:
         return step.finish()
 
     def token_losses(self, batches: Sequence[MicroBatch]) -> dict[int, Tensor]:
-        """The loss of each token [B, S], by number of the micro-batch, of the heads that are here. Of a
-        schedule of forwards alone."""
+        """Return the loss of each token [B, S] of this rank's heads, by number of the micro-batch.
+        The schedule must have forward passes only."""
         self._tokens = {}
         try:
             self.run(batches)
@@ -121,27 +122,29 @@ class PipelineExecutor:
             self._tokens = None
 
     def take_losses(self, executor: SegmentExecutor, state: InFlight, micro_batch: int) -> Tensor:
-        """The loss of a micro-batch, which has just been computed."""
+        """Return the loss of a micro-batch whose forward pass has just run."""
         if self._tokens is not None:
             self._tokens[micro_batch] = executor.token_losses(state)
         return executor.loss(state)
 
     def under(self, schedule: Schedule) -> PipelineExecutor:
-        """The same stages and wires under another schedule, of computations that this one has, too."""
+        """Return an interpreter of another schedule with the same stages and process groups. Its
+        computations must be among those of this schedule."""
         return PipelineExecutor(schedule, self.names, self.place, self.executors, self.courier)
 
-    def ahead(self) -> None:
-        """Start to gather what the step reads first: while data are loaded, for example."""
+    def prefetch(self) -> None:
+        """Start to gather the units that the step reads first: while data are loaded, for
+        example."""
         self.gather(self._first)
 
     def gather(self, op: Op | None) -> None:
-        """Start to gather what a computation reads first."""
+        """Start to gather the units that a computation reads first."""
         if op is not None and self.shards:
-            self.executors[op.stage].ahead(op.work.phase)
+            self.executors[op.stage].prefetch(op.work.phase)
 
 
 class _PipelineStep:
-    """One step while it runs: which micro-batches are alive, what has come and what is to go."""
+    """One step while it runs: micro-batches in flight, received tensors and tensors to be sent."""
 
     def __init__(self, pipeline: PipelineExecutor, batches: Sequence[MicroBatch]) -> None:
         self.of, self.schedule, self.batches = pipeline, pipeline.schedule, batches
@@ -201,7 +204,8 @@ class _PipelineStep:
         )
 
     def _take(self, transfer: Transfer) -> Mapping[str, Tensor]:
-        """What a stage needs from another: of this rank, or as soon as it has arrived."""
+        """Return the tensors that another stage sends: of this rank at once, else after waiting for
+        the transfer."""
         if transfer in self.results:
             return self.results.pop(transfer)
         tensors, delivery = self.incoming.pop(transfer)
@@ -221,7 +225,7 @@ class _PipelineStep:
         self.sending.append((number, self.of.courier.send(turn.op.transfer, tensors), tensors))
 
     def _sent(self, *, all_of_them: bool) -> None:
-        """Let go of what has been sent; raises what went wrong."""
+        """Release tensors that were sent; raise the errors of failed sends."""
         while self.sending and (all_of_them or self.sending[0][1].done()):
             number, delivery, _ = self.sending.popleft()
             delivery.wait()
@@ -232,9 +236,11 @@ class _PipelineStep:
         self.incoming[turn.op.transfer] = self.of.courier.receive(turn.op.transfer)
 
     def finish(self) -> Tensor:
-        """Wait until everything is sent; the loss of the heads that are here."""
+        """Wait until all sends are complete; return the loss of this rank's heads."""
         self._sent(all_of_them=True)
-        assert not self.alive and not self.incoming and not self.results, "the schedule left something behind"
+        assert not self.alive and not self.incoming and not self.results, (
+            "the schedule ended with micro-batches or tensors in flight"
+        )
         for executor in self.of.executors.values():
             executor.step_ended()
         if self.losses:

@@ -1,14 +1,14 @@
-"""What the kinds of segments have in common.
+"""Base classes of segments: what every kind of segment shares.
 
-One object is one segment of one slice of a micro-batch: its fields are what lives between its ops, its
-methods are the ops (``core.step.segments`` lists the letters) and what their collectives work on. Fields
-without a value at first are set by an op and deleted by the last op that reads them, so that no tensor lives
-longer than it must; that they are there when an op reads them is what ``check`` has made sure of for the
-list.
+One object is one segment of one slice of a micro-batch. Its fields are the tensors that live
+between its ops. Its methods are the ops (``core.step.segments`` lists their letters) and the
+buffers of the ops' collectives. A field without an initial value is set by one op and deleted by
+the last op that reads it. ``check`` (``core.step.orders.overlap``) has verified for the instruction
+list that a field is set when an op reads it.
 
-``runs`` and ``sends`` are the tables of a kind of segment: what an op does, and which (result, source) the
-collective of its result works on. Where an op comes in parts, ``run_parts`` and ``send_parts`` have it, and
-take the part's number.
+Tables of each class: ``runs`` maps ops to functions, ``sends`` maps ops to functions that return
+(result, source) of the op's collective. For ops in parts, ``run_parts`` and ``send_parts`` do the
+same with functions that take the part's number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from plait.train.model.transformer import Transformer
 
 Buffers = tuple[Tensor, Tensor]
 """(result, source) of a collective."""
-# The first argument is the segment, of the class that has the table.
+# The first argument is a segment of the class that owns the table.
 Runs = Mapping[Kind, Callable[[Any], None]]
 RunParts = Mapping[Kind, Callable[[Any, int], None]]
 Sends = Mapping[Kind, Callable[[Any], Buffers]]
@@ -38,7 +38,7 @@ SendParts = Mapping[Kind, Callable[[Any, int], Buffers]]
 
 
 class DifferentiatedModule(Protocol):
-    """A module that autograd differentiates: a norm, a down or an up."""
+    """A module that autograd differentiates: a norm, or a down or up layer."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -46,7 +46,7 @@ class DifferentiatedModule(Protocol):
 
 @dataclass(frozen=True)
 class StageContext:
-    """What all segments of a stage work with."""
+    """Objects that all segments of a stage share."""
 
     model: Transformer
     graph: SegmentGraph
@@ -56,18 +56,18 @@ class StageContext:
 
     @property
     def gradients(self) -> Gradients:
-        """Where a backward op adds."""
-        assert self.accumulators is not None, "an executor without gradients only evaluates"
+        """The gradient accumulators to which backward ops add."""
+        assert self.accumulators is not None, "this executor has no gradients and can only evaluate"
         return self.accumulators
 
     @property
     def parts(self) -> int:
-        """How many C comes in."""
-        return self.graph.parts("head", Kind.FIRST_GRAD)
+        """The number of parts of op C (input gradient of the first weight)."""
+        return self.graph.parts("head", Kind.COLUMN_DGRAD)
 
-    def add(self, found: Sequence[tuple[nn.Parameter, Tensor, Tensor | None]]) -> None:
-        """Add gradients of parameters, or of some rows of them."""
-        for parameter, gradient, rows in found:
+    def add(self, entries: Sequence[tuple[nn.Parameter, Tensor, Tensor | None]]) -> None:
+        """Add gradients of parameters, or of some rows of parameters."""
+        for parameter, gradient, rows in entries:
             if rows is None:
                 self.gradients.add(parameter, gradient)
             else:
@@ -76,7 +76,7 @@ class StageContext:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Segment:
-    """Any of them."""
+    """Base class of every segment."""
 
     runs: ClassVar[Runs] = {}
     run_parts: ClassVar[RunParts] = {}
@@ -88,7 +88,8 @@ class Segment:
     def _back_through(
         self, change: DifferentiatedModule, result: Tensor, inputs: Sequence[Tensor], gradient: Tensor
     ) -> list[Tensor]:
-        """The gradients of a module's inputs from that of its result; those of its parameters are added."""
+        """Return the gradients of a module's inputs from the gradient of its result; add its
+        parameters' gradients."""
         parameters = [parameter for parameter in (change.weight, change.bias) if parameter is not None]
         found = gradients_of(result, [*inputs, *parameters], gradient)
         for parameter, its in zip(parameters, found[len(inputs) :], strict=True):
@@ -96,106 +97,109 @@ class Segment:
         return list(found[: len(inputs)])
 
 
-class Before(Segment):
-    """Has a segment behind it: all but head and leave."""
+class StreamSegment(Segment):
+    """A segment with a successor: all but head and leave."""
 
     def stream(self) -> Tensor:
-        """The residual stream that leaves it; what this was made of is forgotten."""
+        """Return the residual stream that leaves the segment, and free the tensors it was made
+        of."""
         raise NotImplementedError
 
     def summands(self) -> Summands | None:
-        """The same before it is added up; None where it is no sum any more."""
+        """Return the terms whose sum is ``stream()``; None if they are no longer separate."""
         return None
 
-    def back(self, gradient: Tensor) -> None:
-        """Take the gradient of that."""
+    def accept_gradient(self, gradient: Tensor) -> None:
+        """Accept the gradient of the residual stream that leaves the segment."""
         raise NotImplementedError
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Adding(Before):
-    """Has an output that is reduced or gathered, and joins the residual stream: embed, attention, MLP,
-    block."""
+class ResidualSegment(StreamSegment):
+    """A segment whose reduced or gathered output is added to the residual stream: embed, attention,
+    MLP, block."""
 
     context: SliceContext
     y_partial: Tensor = field(init=False)
     y: Tensor = field(init=False)  # [parts, S_local, b, H / parts] once reduced
     g_y: Tensor = field(init=False)  # gradient of y, this rank's shard
-    g_y_full: Tensor = field(init=False)  # over the whole sequence: a gather, if there is one, replaces g_y
+    g_y_full: Tensor = field(init=False)  # over the whole sequence: g_y, or the result of its all-gather
 
-    def _take_gradient(self, found: JoinGradient) -> None:
-        """Of ``y``, and of the parameters that join has."""
-        gradient, parameters = found
+    def _take_gradient(self, join_gradient: JoinGradient) -> None:
+        """Set the gradient of ``y`` and add the gradients of the join's parameters."""
+        gradient, parameters = join_gradient
         self.g_y = self.g_y_full = gradient
         self.shared.add(parameters)
 
-    def gather_gradient(self) -> Buffers:
-        """After J of the segment behind: the gradient of the output over the whole sequence."""
-        self.g_y = self.g_y.contiguous()  # a slice of what came from another stage is not
+    def norm_backward_buffers(self) -> Buffers:
+        """Return the buffers of the all-gather after the next segment's J: the output's gradient
+        over the whole sequence."""
+        self.g_y = self.g_y.contiguous()  # a slice of a tensor received from another stage is not contiguous
         self.g_y_full = empty_like_gathered(self.g_y, self.shared.wire.size)
         return self.g_y_full, self.g_y
 
     def _output_gradient(self) -> Tensor:
-        """Over the whole sequence, [S * b, H]; it is forgotten here."""
+        """Return the output's gradient over the whole sequence, [S * b, H], and free its field."""
         gradient = self.g_y_full.flatten(0, 1)
         del self.g_y, self.g_y_full
         return gradient
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Normed(Segment):
-    """Normalises the residual stream and multiplies it with a column-parallel weight: attention, MLP, block,
-    head.
+class NormSegment(Segment):
+    """A segment that normalises the residual stream and multiplies it with a column-parallel
+    weight: attention, MLP, block, head.
 
-    shape: S and b of what that weight sees. again: the kinds of op that run again before the backward.
-    rejoins: M adds up the stream that comes in, which is not kept.
+    shape: S and b of the weight's input. recomputed_kinds: the kinds of op that run again before
+    the backward pass. rejoins: op M also recomputes the incoming residual stream, which is not
+    kept.
     """
 
-    before: Before
-    norm: Norm
+    previous: StreamSegment
+    norm_module: Norm
     shape: tuple[int, int]
-    again: tuple[Kind, ...] = ()
+    recomputed_kinds: tuple[Kind, ...] = ()
     rejoins: bool = False
-    h: Tensor = field(init=False)  # the residual stream that comes in, a leaf of autograd's
-    n: Tensor = field(init=False)  # h normalised, with what autograd knows of it; this rank's shard
+    h: Tensor = field(init=False)  # the incoming residual stream, an autograd leaf
+    n: Tensor = field(init=False)  # h normalised, with its autograd graph; this rank's shard
     statistics: Statistics = field(init=False)
-    full: Tensor = field(init=False)  # n over the whole sequence, [S, b, H]: a gather, if there is one, replaces n
+    full: Tensor = field(init=False)  # n over the whole sequence, [S, b, H]: n, or the result of its all-gather
     g_full: Tensor = field(init=False)  # gradient of full: partial, then reduced
     g_n: Tensor = field(init=False)  # gradient of n, this rank's shard
 
-    def take_in(self) -> None:
-        """N."""
+    def norm(self) -> None:
+        """Run op N: add up the residual stream and normalise it."""
         kernels = self.shared.kernels
-        if kernels.fuses and (sum_ := self.before.summands()):
-            self.h, self.n, self.statistics = kernels.join_norm(sum_, self.norm.scale)
+        if kernels.fuses and (sum_ := self.previous.summands()):
+            self.h, self.n, self.statistics = kernels.join_norm(sum_, self.norm_module.scale)
             self.full = self.n
             return
         self._join()
-        self._normalise(keep=Kind.NORM_AGAIN not in self.again)
+        self._normalise(keep=Kind.NORM_RECOMPUTE not in self.recomputed_kinds)
 
     def _join(self) -> None:
-        self.h = self.before.stream().detach().requires_grad_(self.shared.graph.backward)
+        self.h = self.previous.stream().detach().requires_grad_(self.shared.graph.backward)
 
-    def normalise_again(self) -> None:
-        """M."""
+    def norm_recompute(self) -> None:
+        """Run op M: normalise again, for the backward pass."""
         if self.rejoins:
             self._join()
         self._normalise(keep=True)
 
     def _normalise(self, *, keep: bool) -> None:
         with torch.set_grad_enabled(keep and self.shared.graph.backward):
-            self.n, self.statistics = self.shared.kernels.norm(self.h, self.norm.scale)
+            self.n, self.statistics = self.shared.kernels.norm(self.h, self.norm_module.scale)
         self.full = self.n.detach()
 
-    def gather_norm(self) -> Buffers:
-        """After N or M."""
+    def norm_buffers(self) -> Buffers:
+        """Return the buffers of the all-gather after N or M."""
         shard = self.n.detach()
         self.full = empty_like_gathered(shard, self.shared.wire.size)
         return self.full, shard
 
     def _input_gradient(self, part: int, products: Sequence[tuple[Tensor, Tensor]]) -> bool:
-        """One part of C: products of gradients [S * b, out] and weights [out, H], added up; whether it is the
-        last."""
+        """Run one part of op C: the sum of products of gradients [S * b, out] and weights [out, H].
+        Return True if it is the last part."""
         parts = self.shared.parts
         if part == 0:
             self.g_full = products[0][1].new_empty((*self.shape, products[0][1].shape[1]))
@@ -206,8 +210,8 @@ class Normed(Segment):
             out.addmm_(rows, weight) if number else torch.mm(rows, weight, out=out)
         return part == parts - 1
 
-    def reduce_input_gradient(self, part: int) -> Buffers:
-        """After C."""
+    def column_dgrad_buffers(self, part: int) -> Buffers:
+        """Return the buffers of the reduction after C."""
         if self.shared.graph.sequence_parallel:
             self.g_n = shard_of(self.g_full, self.shared.wire, dim=0)
             return self.g_n, self.g_full
@@ -215,8 +219,9 @@ class Normed(Segment):
         return rows, rows
 
     def _back_through_norm(self, past: Tensor | None = None) -> Tensor:
-        """The gradient of h. past: of what goes past the norm."""
-        norm, scale = self.norm, self.norm.scale
+        """Return the gradient of h; add the gradients of the norm's parameters. past: gradient of
+        the residual path around the norm."""
+        norm, scale = self.norm_module, self.norm_module.scale
         gradient, *found = self.shared.kernels.norm_gradient(self.n, self.h, scale, self.statistics, self.g_n, past)
         for parameter, its in zip((norm.weight, norm.bias), found, strict=False):
             assert parameter is not None
@@ -224,17 +229,17 @@ class Normed(Segment):
         return gradient
 
     def _forget(self) -> None:
-        """After J."""
+        """Free the fields that nothing reads after J."""
         del self.h, self.n, self.statistics, self.g_full, self.g_n
 
 
 def shard_of(whole: Tensor, wire: Wire, dim: int) -> Tensor:
-    """A buffer for a rank's part along ``dim``."""
+    """Return an empty buffer for a rank's shard of ``whole`` along ``dim``."""
     shape = list(whole.shape)
     shape[dim] //= wire.size
     return whole.new_empty(shape)
 
 
 def _part(rows: Tensor, part: int, parts: int) -> Tensor:
-    """One of ``parts`` of the rows of [M, ...]."""
+    """Return part number ``part`` of ``parts`` of the rows of [M, ...]."""
     return rows.split(slice_sizes(rows.shape[0], parts))[part] if parts > 1 else rows

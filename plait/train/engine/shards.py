@@ -1,9 +1,10 @@
-"""The engine of sharded data parallelism: gathers units before they are read, reduces their gradients,
-publishes what optimizers changed.
+"""Runtime of sharded data parallelism: gather units before they are read, reduce their gradients,
+publish updated parameters.
 
-The segment lists say what happens when (``core.parallel.sharding.with_units``). One background thread
-communicates, in the order of those lists, which is the same on every rank. Gathered units and open gradients
-live in buffers that are allocated once, before any activation (``core.parallel.sharding.buffer_counts``).
+The instruction lists decide when each happens (``core.step.traffic.with_units``). One background
+thread communicates, in the order of those lists, which is the same on every rank. Gathered units
+and open gradients live in buffers that are allocated once, before any activation
+(``core.parallel.sharding.buffer_counts``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from plait.core.model.precision import SmallType
 from plait.core.parallel.sharding import VECTORS, Level, Unit, buffer_counts
 from plait.core.record.ring import RecordKind
 from plait.core.step.segments import Collective
-from plait.core.step.units import UnitOp, UnitVerb
+from plait.core.step.traffic import UnitOp, UnitVerb
 from plait.train.comm.background import Background, BackgroundHandle
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.gradients import Gradients
@@ -32,10 +33,11 @@ Axis = Level | Literal["secondary"]
 
 
 class Shards:
-    """One rank's part. wires: of every level's group. reduce_dtype: what gradients are rounded to while they
-    are summed over ranks; they are added up over micro-batches in their own type.
+    """One rank's shards of all units. wires: the process group of every sharding level.
+    reduce_dtype: the type in which gradients are summed over ranks; over micro-batches they are
+    accumulated in their own type.
 
-    sent: bytes that this rank has sent so far, by axis, as a ring would.
+    sent: bytes that this rank has sent so far, by axis, counted as in a ring.
     """
 
     def __init__(
@@ -52,13 +54,13 @@ class Shards:
         self.wires: dict[Axis, Wire] = dict(wires)
         self.sent: Counter[str] = Counter()
         self.watch: Callable[[UnitStore, Tensor], None] | None = None
-        """Sees every unit's gradient as this rank alone has it, before it is reduced."""
+        """Callback that receives every unit's gradient of this rank alone, before it is reduced."""
         self.pool = 0
-        """Bytes of buffers, all of them allocated in the first step at the latest."""
+        """Bytes of buffers, all of them allocated by the end of the first step."""
         self._background = Background(device, "shards")
         self._gathered: dict[Unit, tuple[Tensor, BackgroundHandle]] = {}
         self._published: dict[Unit, BackgroundHandle] = {}
-        self._unread: set[Unit] = set()  # whose first reader in this step is still to come
+        self._unread: set[Unit] = set()  # units that no op of this step has read yet
         self._open: dict[Unit, Tensor] = {}
         self._reducing: deque[tuple[BackgroundHandle, Tensor | None]] = deque()
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
@@ -72,10 +74,10 @@ class Shards:
             "open": self.open,
             "settle": self._settle,
         }
-        """What the verbs do that need to know no more than the unit."""
+        """Functions of the verbs that need no argument but the unit."""
 
     def _reserve(self) -> None:
-        """The buffers of units that are gathered, and of gradients that are cut."""
+        """Allocate the buffers of gathered units and of sharded gradients."""
         stores = self.units.values()
         sizes = buffer_counts((store.unit[0], store.numel) for store in stores if store.params > 1)
         whole = buffer_counts((store.unit[0], store.numel) for store in stores if store.grads > 1)
@@ -87,8 +89,8 @@ class Shards:
             self._reserve_rounded()
 
     def _reserve_rounded(self) -> None:
-        """Room for the largest gradient that is rounded, and for the largest sum of rounded ones: reductions
-        follow each other in one thread."""
+        """Allocate room for the largest rounded gradient and for the largest sum of rounded
+        gradients. One is enough, because one thread runs reductions one after the other."""
         given, come = [0], [0]
         for store in self.units.values():
             numel, sharding = store.numel, store.sharding
@@ -104,7 +106,7 @@ class Shards:
     # ---- parameters ----
 
     def gather(self, op: UnitOp) -> None:
-        """Start to gather a unit, unless it is here or on its way."""
+        """Start to gather a unit, unless it is gathered or being gathered."""
         store = self.units[op.unit]
         if store.params == 1 or op.unit in self._gathered:
             return
@@ -115,8 +117,8 @@ class Shards:
         )
 
     def need(self, op: UnitOp) -> None:
-        """Wait until a unit can be read. Recorded where it may have to be waited for: whenever it is
-        gathered, and once a step where optimizers change it, whether or not they have."""
+        """Wait until a unit can be read. The wait is recorded for every gathered unit, and once a
+        step for units that optimizers change, even if it takes no time."""
         store, first = self.units[op.unit], op.unit in self._unread
         self._unread.discard(op.unit)
         if not first and store.params == 1 and op.unit not in self._published:
@@ -132,10 +134,10 @@ class Shards:
         self._waited(waits)
 
     def drop(self, op: UnitOp) -> None:
-        """Nobody reads the unit any more."""
+        """Release a gathered unit, which no op reads any more."""
         if op.unit in self._gathered:
             slot, handle = self._gathered.pop(op.unit)
-            handle.wait()  # nobody may have needed it, and its next owner must not write before the gather does
+            handle.wait()  # an unread unit may still be being gathered into the buffer that is given back
             self.units[op.unit].point(None)
             self._give(slot)
 
@@ -152,7 +154,8 @@ class Shards:
     # ---- gradients ----
 
     def open(self, op: UnitOp) -> None:
-        """Make place for a unit's gradient, where this rank accumulates only a part of it."""
+        """Provide a buffer for a unit's whole gradient, if this rank accumulates only a part of
+        it."""
         store = self.units[op.unit]
         if store.grads > 1 and op.unit not in self._open:
             whole = self._open[op.unit] = self._take(store.numel, self.gradients.dtype)
@@ -160,22 +163,22 @@ class Shards:
             self.gradients.open(store, whole)
 
     def close(self, op: UnitOp, *, last: bool) -> None:
-        """Start to reduce a unit's gradient: to this rank's part of the micro-batch's, and if this is the
-        step's last one, to the step's."""
+        """Start to reduce a unit's gradient: into this rank's part for the micro-batch, and if
+        ``last``, into the optimizer's part for the step."""
         whole = self._open.pop(op.unit, None)
         if whole is not None or last:
             self._begin_reduce(self.units[op.unit], whole, last=last)
 
     def complete(self) -> None:
-        """Reduce the gradients of vectors and the like, and wait until every gradient is this rank's
-        optimizer's."""
+        """Reduce the gradients of units that are whole (vectors, for example), and wait until this
+        rank's optimizer has all its gradients."""
         for store in self.units.values():
             if store.whole:
                 self._begin_reduce(store, None, last=True)
         self._settle()
 
     def _settle(self, _op: UnitOp | None = None) -> None:
-        """Wait for every reduction; recorded also if there is none, because a plan cannot know."""
+        """Wait for every reduction; recorded even if there is none, because a plan cannot know."""
         waits = self._waits(UnitOp("settle", VECTORS, False))
         while self._reducing:
             self._retire()
@@ -210,9 +213,9 @@ class Shards:
     # ---- after the optimizer ----
 
     def publish(self, *, later: bool = False) -> None:
-        """Start to give everybody what this rank's optimizer has made of its part, in the order in which
-        units will be read: those first that are there before any list. later: recorded with the step after
-        this one, which waits for it."""
+        """Start to send the parameters that this rank's optimizer has updated to all ranks, in the
+        order in which units will be read: whole units first. later: recorded with the next step,
+        which waits for it."""
         for unit, store in sorted(self.units.items(), key=lambda one: not one[1].whole):
             if store.sharding.optim > store.params:
                 self._published[unit] = self._start(
@@ -220,7 +223,8 @@ class Shards:
                 )
 
     def begin(self) -> None:
-        """Before a step's or an evaluation's first list: what every list reads must be there."""
+        """Prepare a step or an evaluation before its first instruction list: wait for the units
+        that every list reads."""
         changed = [unit for unit, store in self.units.items() if store.sharding.optim > store.params]
         self._unread = {unit for unit in changed if not self.units[unit].whole}
         for unit in changed:
@@ -231,7 +235,7 @@ class Shards:
                 self._waited(waits)
 
     def settle(self) -> None:
-        """Wait for everything that was published."""
+        """Wait for all published parameters."""
         while self._published:
             self._published.popitem()[1].wait()
 
@@ -249,17 +253,17 @@ class Shards:
         recorder = self.recorder
         if recorder is None:
             return self._background.start(job)
-        step, name = recorder.ticket(later=later), recorder.name_of(op)
+        step, name = recorder.current_step(later=later), recorder.name_of(op)
 
         def counted() -> int:
             before = sum(self.sent.values())
             job()
             return sum(self.sent.values()) - before
 
-        return self._background.start(recorder.handed(name, counted, step=step))
+        return self._background.start(recorder.recorded_job(name, counted, step=step))
 
     def _waits(self, op: UnitOp) -> int:
-        """The number of the record of a wait that begins."""
+        """Begin the record of a wait and return its number."""
         return self.recorder.begin(RecordKind.WAIT, self.recorder.name_of(op)) if self.recorder else 0
 
     def _waited(self, number: int) -> None:
@@ -267,7 +271,7 @@ class Shards:
             self.recorder.end(number)
 
     def _sum(self, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
-        """One sum of gradients, of rounded ones if the job wants so."""
+        """Sum gradients over ranks, rounded to bf16 if the job asks for it."""
         if not self._rounds or self.wires[axis].size == 1:
             self._run(axis, kind, result, source)
             return
@@ -277,15 +281,15 @@ class Shards:
         result.copy_(come)
 
     def _run(self, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
-        """One collective, in the background thread; where the group is one rank, result and source are the
-        same memory."""
+        """Run one collective in the background thread. In a group of one rank, result and source
+        are the same memory."""
         wire = self.wires[axis]
         if wire.size > 1:
             self.sent[axis] += wire_bytes(kind, result, source, wire.size)
             wire.start(kind, result, source).wait()
 
     def _take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A free buffer; if there is none, the oldest reduction's, or a new one."""
+        """Return a free buffer; if there is none, the oldest reduction's, or a new one."""
         free = self._free[numel, dtype]
         while not free and any(
             whole is not None and (whole.numel(), whole.dtype) == (numel, dtype) for _, whole in self._reducing
@@ -301,6 +305,6 @@ class Shards:
         self._free[buffer.numel(), buffer.dtype].append(buffer)
 
     def stop(self) -> None:
-        """End the thread, when what was started is done; what was published may then be read."""
+        """End the thread after all started work; published parameters may be read afterwards."""
         self.settle()
         self._background.close()

@@ -1,10 +1,11 @@
-"""What a rank is asked from outside, and what it says of itself.
+"""Receive stop requests in a rank, and report its activity to the launcher.
 
-A request to stop comes from the launcher, or as a signal where there is none (torchrun) or somebody sent one
-to this rank. Until training begins there is nothing to save, and it ends the process, whatever that is doing:
-by an exception in the main thread, so that files half written are removed, and if that does not answer, at
-once. From then on it is a wish: true for the step loop, which agrees with the other ranks, saves and ends. No
-torch here, so that it works while that is imported.
+A request to stop comes from the launcher, or as a signal: under torchrun, or if a user sends one to
+this rank. Before training there is nothing to save, and the request ends the process at once: by an
+exception in the main thread, so that half-written files are removed, and if that takes too long, by
+``os._exit``. Once training has begun, the request only makes ``Control`` true; the step loop agrees
+with the other ranks, saves and ends. No torch here: requests must be handled while torch is
+imported.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from plait.core.runs.channel import ENDINGS, Beat, Channel, Error, Stop, StoreAn
 GRACE = 3.0
 """Seconds that the main thread has to end by itself."""
 PULSE = 2.0
-"""Seconds between two looks at whether the main thread works."""
+"""Seconds between two checks whether the main thread works."""
 FLUSH = 0.02
-"""Seconds between two tries to send what the launcher has not taken yet."""
+"""Seconds between two attempts to send messages that the launcher has not received yet."""
 WORK, WORKS = 1e-3, 0.02
-"""Seconds of processor time between two looks that count as work, of the main thread and of all threads:
-waiting for other ranks takes less. Others work for the main thread where it may take long."""
+"""Seconds of CPU time between two checks that count as work, of the main thread and of all threads.
+Waiting for other ranks takes less. The CPU time of all threads counts only while the main thread is
+``patient``."""
 
 
 def _kind(what: str) -> str:
@@ -41,7 +43,8 @@ def _kind(what: str) -> str:
 
 
 class Control:
-    """Listens inside the ``with`` block, in a thread; true when asked to stop. Made by the main thread."""
+    """A listener for stop requests, in a thread, inside the ``with`` block; true once asked to
+    stop. Created by the main thread."""
 
     def __init__(self, channel: Channel | None = None) -> None:
         self._channel = channel
@@ -50,7 +53,8 @@ class Control:
         self._beat = Beat("starting", patient=True)
         self._known: set[tuple[str, str]] = set()
         self.writing: Callable[[], int] = lambda: 0
-        """The step of the checkpoint that is being written, which is told with what the main thread does."""
+        """Function that returns the step of the checkpoint being written; its value is sent with
+        the main thread's activity."""
         self._checks: list[Callable[[], None]] = []
         self._calls, self._answers = count(1), dict[int, SimpleQueue[StoreAnswer]]()
         self._lock = threading.Lock()
@@ -62,9 +66,9 @@ class Control:
         # The kernel's signal handler writes here at once, also while the main thread waits in a collective.
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         for number in ENDINGS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # that is how nohup and background jobs work
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup and background jobs have it ignored
                 signal.signal(number, self._in_main_thread)
-        self.doing("starting", patient=True)
+        self.set_activity("starting", patient=True)
         self._thread.start()
         return self
 
@@ -72,7 +76,7 @@ class Control:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
-            self._saves = True  # what ends now ends by itself
+            self._saves = True  # the main thread ends by itself now
         signal.set_wakeup_fd(-1)
 
     def __bool__(self) -> bool:
@@ -80,47 +84,51 @@ class Control:
 
     @property
     def status(self) -> int:
-        """The exit status of a rank that was stopped; SIGTERM's where only another rank knows the signal."""
+        """The exit status of a rank that was stopped; that of SIGTERM if only another rank knows
+        the signal."""
         return (self._stop or Stop(signal.SIGTERM)).status
 
     @property
     def launched(self) -> bool:
-        """Whether a launcher listens, which holds the run's lock and passes errors on to people."""
+        """True if a launcher listens, which holds the run's lock and passes errors on to the
+        user."""
         return self._channel is not None
 
-    def fails(self, error: PlaitError) -> None:
-        """Say why this rank ends: in its log, and to the launcher."""
+    def report_failure(self, error: PlaitError) -> None:
+        """Report why this rank ends: in its log, and to the launcher."""
         print(f"{ERROR_MARK if self._channel else 'plait: '}{error}", file=sys.stderr, flush=True)
         if self._channel:
             self._channel.send(Error(str(error), type(error).__name__))
 
     @property
-    def at(self) -> str:
-        """What the main thread does, in its own words."""
+    def activity(self) -> str:
+        """The main thread's activity, as given to ``set_activity``."""
         return self._beat.doing
 
     @property
     def step(self) -> int:
-        """The step that it trains; -1 before."""
+        """The step that the main thread trains; -1 outside of steps."""
         return self._beat.step
 
     @property
     def patient(self) -> bool:
-        """Whether what it does may rightly take very long."""
+        """True if the activity may legitimately take very long."""
         return self._beat.patient
 
     @property
     def first(self) -> bool:
-        """Whether it does that for the first time."""
+        """True if the activity runs for the first time."""
         return self._beat.first
 
-    def doing(self, what: str, *, step: int = -1, patient: bool = False) -> None:
-        """Say what the main thread does from now on; ``patient`` if that may rightly take very long without
-        any work of the thread itself. Raises what the checks raise.
+    def set_activity(self, what: str, *, step: int = -1, patient: bool = False) -> None:
+        """Report the main thread's activity from now on to the launcher. patient: the activity may
+        legitimately take very long without any work of the thread itself. Raises the errors of the
+        checks (``add_check``).
 
-        What is called the same, but for numbers, is the same. The first of its kind takes longer by nature,
-        as things are made, loaded and compiled when they are needed first; so does the first that follows
-        something else, such as a step after a checkpoint. Who watches is told.
+        Activities that differ only in trailing numbers are of one kind. The first of its kind takes
+        longer, since objects are created, loaded and compiled on first use. So does the first after
+        an activity of another kind, such as a step after a checkpoint. The report tells the
+        launcher of both (``first``).
         """
         before, kind = _kind(self._beat.doing), _kind(what)
         first = (before, kind) not in self._known if before != kind else self._beat.first and what == self._beat.doing
@@ -131,17 +139,17 @@ class Control:
         for check in self._checks:
             check()
 
-    def always(self, check: Callable[[], None]) -> None:
-        """Call ``check``, which raises if the run cannot go on, whenever the main thread says what it
-        does."""
+    def add_check(self, check: Callable[[], None]) -> None:
+        """Call ``check`` at every ``set_activity``; it raises if the run cannot go on."""
         self._checks.append(check)
 
-    def tell_store(
+    def call_store(
         self, verb: StoreVerb, keys: Sequence[str], values: Sequence[str] = (), *, amount: int = 0,
         seconds: float | None = None,
     ) -> StoreAnswer | None:  # fmt: skip
-        """Call the launcher's store (``StoreCall``). seconds: until there must be an answer; None: there is
-        none. Returns None where none has come. Any thread may call it."""
+        """Call the launcher's store (``StoreCall``) and return its answer. seconds: timeout for the
+        answer; None: do not wait. Return None without an answer. Any thread may call this
+        method."""
         assert self._channel is not None
         number = next(self._calls)
         answers = self._answers[number] = SimpleQueue[StoreAnswer]()
@@ -155,27 +163,28 @@ class Control:
             del self._answers[number]
 
     def save_from_now_on(self) -> None:
-        """Training begins: a request is now a wish that the step loop sees."""
+        """Begin training: from now on a stop request does not end the process, but is left to the
+        step loop."""
         with self._lock:
             self._saves = True
         if self._stop:
             raise SystemExit(self.status)
 
-    # ---- inside ----
+    # ---- signals and the listening thread ----
 
     def _in_main_thread(self, number: int, _frame: FrameType | None) -> None:
         if not self._saves:
             if self._stop is None:
-                self._tell(Stop(number))
+                self._report_stop(Stop(number))
             raise SystemExit((self._stop or Stop(number)).status)
 
     def _listen(self) -> None:
         selector = selectors.DefaultSelector()
         selector.register(self._wake, selectors.EVENT_READ, self._signalled)
         if self._channel:
-            selector.register(self._channel, selectors.EVENT_READ, self._told)
+            selector.register(self._channel, selectors.EVENT_READ, self._read_channel)
         works = self._work()
-        next(works)  # from now on
+        next(works)  # starts the clocks
         while True:
             pause = None if not self._channel else PULSE if self._channel.flush() else FLUSH
             for key, _ in selector.select(pause):
@@ -184,8 +193,8 @@ class Control:
                 self._channel.send(self._beat)
 
     def _work(self) -> Iterator[bool]:
-        """Whether this process has worked since that was last so: its main thread, or where that may take
-        long any other, within a pulse."""
+        """Yield True if this process has worked since the last True, within a pulse: its main
+        thread, or any thread while the main thread is ``patient``."""
         clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
         main, all_threads, due = time.clock_gettime(clock), time.process_time(), 0.0
         while True:
@@ -202,30 +211,30 @@ class Control:
             if number not in ENDINGS:
                 continue
             if self._stop is None:
-                self._tell(Stop(number))
-                self._ask(Stop(number))
+                self._report_stop(Stop(number))
+                self._request_stop(Stop(number))
             elif number == signal.SIGINT and not self._channel:  # a second Ctrl-C
                 self._end()
 
-    def _told(self) -> None:
+    def _read_channel(self) -> None:
         assert self._channel is not None
         try:
             while (message := self._channel.receive()) is not None:
                 if isinstance(message, StoreAnswer) and (answers := self._answers.get(message.number)):
                     answers.put(message)
                 elif isinstance(message, Stop) and self._stop is None:
-                    self._ask(message)
+                    self._request_stop(message)
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
         except EOFError:  # the launcher was killed, and its lock may already be another run's
             os._exit(1)
 
-    def _tell(self, stop: Stop) -> None:
-        """Let the launcher know, before this rank can end of it: all ranks are to stop, and it should say
-        why."""
+    def _report_stop(self, stop: Stop) -> None:
+        """Report a stop to the launcher before this rank can end: all ranks must stop, and the
+        launcher prints the reason."""
         if self._channel:
             self._channel.send(stop)
 
-    def _ask(self, stop: Stop) -> None:
+    def _request_stop(self, stop: Stop) -> None:
         self._stop = stop
         threading.Thread(target=self._insist, name="stop", daemon=True).start()
 

@@ -1,7 +1,8 @@
-"""One small interface to the accelerator: CPU, CUDA and ROCm behind the same few calls.
+"""Abstract the accelerator: one small interface for CPU, CUDA and ROCm.
 
-The CPU form, here, is trivial: a mark is a clock reading. On a GPU (``machine.gpu``) a mark is an event on
-the current stream, read only after the step, so that recording never makes the host wait.
+The CPU form, here, is trivial: a mark is a clock reading. On a GPU (``machine.gpu``) a mark is an
+event on the current stream. It is read only after the step, so that recording never makes the host
+wait.
 """
 
 from __future__ import annotations
@@ -24,52 +25,57 @@ from plait.train.machine.memory import MemoryMeter
 
 
 def torch_dtype(precision: Precision) -> torch.dtype:
-    """Of parameters and activations."""
+    """Return the dtype of parameters and activations."""
     return {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "fp64": torch.float64}[precision]
 
 
 STAGED = "staged"
 """The collective backend of ranks that share a GPU (``comm.staged``)."""
 Mark = int | torch.cuda.Event
-"""A moment in a device's order of work, which ``RankDevice.nanoseconds`` reads: on a CPU a clock reading."""
+"""A point in a device's order of work, which ``RankDevice.nanoseconds`` reads; on a CPU a clock
+reading."""
 Fork = torch.cuda.Event | None
-"""The end of a thread's work so far; on a CPU there is nothing to wait for."""
+"""The end of the work that a thread has submitted so far; None on a CPU, where there is nothing to
+wait for."""
 
 
 class AsyncWork(Protocol):
-    """Something asynchronous, as torch.distributed has it."""
+    """Asynchronous work, with the interface of torch.distributed's ``Work``."""
 
     def wait(self) -> object:
-        """Return when what it makes may be used by work submitted from now on (the host itself may run ahead
-        on a GPU)."""
+        """Return when work submitted from now on may use the result (on a GPU the host itself may
+        run ahead)."""
         ...
 
     def get_future(self) -> Future[object]:
-        """Done when it is over."""
+        """Return a future that completes with the work."""
         ...
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or not."""
+        """Return True if the work has ended, successfully or not."""
         ...
 
 
 class Graph(Protocol):
-    """Work that a device has captured: kernels with their arguments, the same memory every time."""
+    """A graph captured by a device: kernels with their arguments, the same memory at every
+    replay."""
 
     def replay(self) -> None:
-        """Submit all of it at once, to the calling thread's stream."""
+        """Submit the whole graph at once, to the calling thread's stream."""
         ...
 
 
 class Allocated(NamedTuple):
-    """Bytes of tensors beyond those that were there before: afterwards, and at most."""
+    """Bytes of tensors beyond those allocated before: afterwards (``left``), and at most
+    (``peak``)."""
 
     left: int
     peak: int
 
 
 class RankDevice:
-    """Where tensors live, which collective backend serves them, and how moments on it are marked."""
+    """The device of a rank: where its tensors live, which collective backend serves them, and how
+    to mark points in time."""
 
     backend = "gloo"
 
@@ -78,12 +84,12 @@ class RankDevice:
 
     @property
     def description(self) -> str:
-        """What a report should call the device."""
+        """The device's name in reports."""
         return "cpu"
 
     @property
     def name(self) -> str:
-        """As its maker calls it."""
+        """The vendor's name of the device."""
         with suppress(OSError):
             for line in Path("/proc/cpuinfo").read_text().splitlines():
                 if line.startswith("model name"):
@@ -92,106 +98,111 @@ class RankDevice:
 
     @property
     def memory(self) -> int:
-        """Bytes; of a CPU, its host's."""
+        """The device's memory in bytes; on a CPU, the host's."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def sharing(self, ranks: int) -> int:
-        """Among how many of the host's so many ranks this one's memory is shared."""
+        """Return the number of ranks, of this host's ``ranks``, that share the memory of this
+        rank's device."""
         return ranks
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of what serves it, beside torch."""
+        """Versions of the libraries behind the device, other than torch."""
         return {}
 
     @property
     def tf32(self) -> bool:
-        """Whether products of fp32 numbers are rounded to TF32."""
+        """True if fp32 products are rounded to TF32."""
         return False
 
     timed_by_host = True
-    """Whether a mark is a reading of the host's clock."""
+    """True if a mark is a reading of the host's clock."""
 
     def mark(self) -> Mark:
-        """A moment in the device's order of work; ``nanoseconds`` reads it later."""
+        """Return a mark of the current point in the device's order of work; ``nanoseconds`` reads
+        it later."""
         return time.monotonic_ns()
 
     def nanoseconds(self, mark: Mark) -> int:
-        """A mark by the host's monotonic clock. On a GPU this waits until the mark is reached, for nothing
-        else, and may use it again: a mark is read once."""
+        """Return a mark's time by the host's monotonic clock, in ns. On a GPU this waits only until
+        the device has reached the mark, and may reuse its event: a mark can be read once."""
         assert isinstance(mark, int)
         return mark
 
     def reached(self, mark: Mark | Fork) -> bool:
-        """Whether the device has come to a mark, or to the end of work that ``fork`` has marked; does not
-        wait."""
+        """Return True if the device has reached a mark, or finished the work before a ``fork``.
+        Does not wait."""
         return True
 
     def anchor(self, *, anew: bool = False) -> None:
-        """The host has just waited for the device: the moment to compare their clocks for marks to come.
-        anew: and none of those before counts any more."""
+        """Compare the clocks of host and device, for marks to come; call it when the host has just
+        waited for the device. anew: discard earlier anchors."""
 
     def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
-        """Call ``callback(mark, failed)`` with the moment at which an asynchronous collective ended, and
-        whether it failed, as far as that is known without waiting."""
+        """Call ``callback(mark, failed)`` when an asynchronous collective ends. failed: True if it
+        is known to have failed, as far as that is known without waiting."""
 
         mark_by_future(self, work, callback)
 
     def fork(self) -> Fork:
-        """The current end of the calling thread's work, for ``aside`` and ``join``."""
+        """Return the current end of the calling thread's work, for ``side_stream`` and ``join``."""
 
-    def aside(self, after: Fork) -> AbstractContextManager[object]:
-        """What a background thread submits in here runs beside other work, after the work that ``fork``
-        marked."""
+    def side_stream(self, after: Fork) -> AbstractContextManager[object]:
+        """Context manager: a background thread's work inside the block runs concurrently with other
+        work, and after the work before the ``fork``."""
         return nullcontext()
 
     def join(self, after: Fork) -> None:
-        """What the calling thread submits from now on runs after the work that ``fork`` marked."""
+        """Let work that the calling thread submits from now on run after the work before the
+        ``fork``."""
 
     def compute_on(self, stream: int | None) -> None:
-        """What the calling thread submits from now on runs on a stream of the fixed pool; None: on its own.
-        On a CPU there is one."""
+        """Submit the calling thread's work from now on to a stream of the fixed pool; None: to its
+        default stream. No effect on a CPU."""
 
     def enter_thread(self) -> None:
-        """The first thing that a thread does which will submit work."""
+        """Prepare a new thread that will submit work; call this first in the thread."""
 
     captures = False
-    """Whether ``capture`` works."""
+    """True if ``capture`` works."""
 
     def pool(self) -> object:
-        """Memory for what is captured together: graphs that are always replayed in one order."""
+        """Return a memory pool for graphs that are captured together and always replayed in the
+        same order."""
 
     def capture(self, work: Callable[[], object], pool: object) -> Graph:
-        """What the calling thread submits in ``work``, as a graph; nothing of it runs before a replay. What
-        it allocates is taken from ``pool`` for good, and stays where it is."""
+        """Capture the work that the calling thread submits in ``work`` as a graph; nothing runs
+        before a replay. Its allocations come from ``pool``, and stay at their addresses."""
         raise NotImplementedError
 
     def release_cached(self) -> None:
-        """Give back the memory of tensors that are gone, which the allocator keeps for others. Waits for
-        everything that was submitted, so nothing may be under way that waits for this rank."""
+        """Free the allocator's cached memory. This waits for all submitted work, none of which may
+        wait for this rank."""
 
     def memory_meter(self) -> MemoryMeter:
-        """Measures what tensors take in a step."""
+        """Return a meter of the tensors' memory in a step."""
         return MemoryMeter()
 
     def upload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors of the host's memory where the device computes with them, without waiting for it."""
+        """Copy tensors from host memory to the device, without waiting for it."""
         return list(tensors)
 
-    def beside(self, tensor: Tensor) -> Tensor:
-        """Memory of the host for as much as the tensor has."""
+    def host_buffer(self, tensor: Tensor) -> Tensor:
+        """Return an uninitialized tensor of the same shape and dtype in host memory."""
         return torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def download(self, tensor: Tensor) -> Tensor:
-        """A copy in the host's memory, which waits for what the calling thread has submitted."""
+        """Return a copy in host memory, after waiting for the work that the calling thread has
+        submitted."""
         return tensor.clone()
 
     def synchronize(self) -> None:
-        """Wait until everything submitted has finished."""
+        """Wait until all submitted work has finished."""
 
     def allocated(self, call: Callable[[], object]) -> Allocated:
-        """What torch's allocator gave out while ``call`` ran; on a CPU by the calling thread, and at the
-        price of a profile."""
+        """Return the bytes that torch's allocator handed out while ``call`` ran. On a CPU it counts
+        the calling thread only, and runs under the profiler."""
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             call()
         events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
@@ -203,7 +214,8 @@ class RankDevice:
 
 
 def mark_by_future(device: RankDevice, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
-    """``RankDevice.mark_when_done`` where the thread that ends a collective's future can make the mark."""
+    """Implement ``RankDevice.mark_when_done`` where the thread that completes a collective's future
+    can make the mark."""
 
     def done(future: Future[object]) -> None:
         callback(device.mark(), _failed(future))
@@ -212,9 +224,9 @@ def mark_by_future(device: RankDevice, work: AsyncWork, callback: Callable[[Mark
 
 
 def _failed(future: Future[object]) -> bool:
-    """Whether a future that is done holds an error."""
+    """Return True if a completed future holds an error."""
     try:
         future.value()
-    except Exception:  # noqa: BLE001  (whoever waits gets it)
+    except Exception:  # noqa: BLE001  (raised where the work is waited for)
         return True
     return False

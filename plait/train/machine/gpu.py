@@ -1,5 +1,5 @@
-"""A GPU behind ``machine.device``'s interface, its own or shared with other ranks, and which one a rank may
-take. Nothing else calls ``torch.cuda``."""
+"""Implement ``machine.device``'s interface for GPUs, exclusive or shared between ranks, and select
+a rank's GPU. No other module calls ``torch.cuda``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from plait.core.base.cluster_env import granted_gpus
 from plait.core.base.env import expand_segments, ready_for_accelerator, tf32_override
 from plait.core.base.errors import JobError
 from plait.train.machine.device import STAGED, Allocated, AsyncWork, Fork, Graph, Mark, RankDevice, mark_by_future
-from plait.train.machine.memory import MemoryMeter, Taken
+from plait.train.machine.memory import MemoryMeter, PeakMemory
 
 EVENTS = 4096
-"""Events of a GPU that are kept to be used again."""
+"""The number of GPU events kept for reuse."""
 
 
 class CudaMeter(MemoryMeter):
-    """By the allocator; the process is what it has reserved of the device."""
+    """A meter that reads the allocator's counters. The process's memory is what the allocator has
+    reserved on the device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -39,12 +40,13 @@ class CudaMeter(MemoryMeter):
         torch.cuda.synchronize(self._device)
         self._tensors = torch.cuda.max_memory_allocated(self._device)
 
-    def taken(self) -> Taken:
-        return Taken(self._tensors, max(self._peak, torch.cuda.max_memory_reserved(self._device)))
+    def peaks(self) -> PeakMemory:
+        return PeakMemory(self._tensors, max(self._peak, torch.cuda.max_memory_reserved(self._device)))
 
 
 class CudaDevice(RankDevice):
-    """NVIDIA through NCCL, AMD through RCCL (PyTorch's ROCm build answers to the same names)."""
+    """An NVIDIA GPU with NCCL, or an AMD GPU with RCCL (PyTorch's ROCm build uses the same
+    names)."""
 
     backend = "nccl"
 
@@ -55,7 +57,7 @@ class CudaDevice(RankDevice):
         self._capturing = torch.cuda.Stream(torch_device)
         self._pool = list[torch.cuda.Stream]()
         self._background = threading.local()
-        self._read: deque[torch.cuda.Event] = deque(maxlen=EVENTS)  # to be used again
+        self._read: deque[torch.cuda.Event] = deque(maxlen=EVENTS)  # for reuse
         self._bases: deque[tuple[torch.cuda.Event, int]] = deque(maxlen=2)
         self.anchor()
 
@@ -81,7 +83,7 @@ class CudaDevice(RankDevice):
 
     @property
     def tf32(self) -> bool:
-        # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, as NVIDIA's containers have it, or whoever asked torch for it.
+        # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which NVIDIA's containers set, or else torch's own setting.
         forced = tf32_override()
         return torch.get_float32_matmul_precision() != "highest" if forced is None else forced
 
@@ -102,8 +104,8 @@ class CudaDevice(RankDevice):
     def nanoseconds(self, mark: Mark) -> int:
         assert isinstance(mark, torch.cuda.Event)
         mark.synchronize()
-        # Of the last two anchors the older: it lies before all marks of the step that is read. Elapsed
-        # times are float32 milliseconds, which are coarse after hours.
+        # The older of the last two anchors lies before all marks of the step that is read. Elapsed times are
+        # float32 milliseconds, which lose precision after hours.
         base, at = self._bases[0]
         taken = at + round(base.elapsed_time(mark) * 1e6)
         self._read.append(mark)
@@ -118,8 +120,8 @@ class CudaDevice(RankDevice):
         self._bases.append((base, time.monotonic_ns()))
 
     def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
-        # The side stream waits in the order of the starts, in which collectives of one group end. Of several
-        # groups' one that ends early would be marked late.
+        # The side stream waits in the order of the starts, in which collectives of one group end. With
+        # several groups, a collective that ends early may be marked late.
         with torch.cuda.stream(self._side):
             work.wait()  # makes the side stream wait, not the host
             callback(self.mark(), False)
@@ -130,10 +132,10 @@ class CudaDevice(RankDevice):
         return event
 
     @contextmanager
-    def aside(self, after: Fork) -> Iterator[None]:
+    def side_stream(self, after: Fork) -> Iterator[None]:
         assert after is not None
         if not hasattr(self._background, "stream"):
-            # One for each thread: a thread waiting for its own must not wait for another's.
+            # One stream for each thread: a thread must not wait for another's work.
             self._background.stream = torch.cuda.Stream(self.torch_device)
         stream: torch.cuda.Stream = self._background.stream
         with torch.cuda.stream(stream):
@@ -153,16 +155,17 @@ class CudaDevice(RankDevice):
         torch.cuda.set_stream(self._pool[stream])
 
     def enter_thread(self) -> None:
-        # A thread begins on the first GPU, and returns there when it leaves a stream of another, which costs
-        # that GPU half a gigabyte for a context.
+        # A new thread's device is GPU 0. Leaving a stream of another GPU would make GPU 0 current again, and
+        # a context there costs half a gigabyte.
         torch.cuda.set_device(self.torch_device)
 
     def upload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        # One copy of everything, from pinned memory: one from other memory waits until the stream is empty.
+        # One copy for all tensors, from pinned memory: a copy from pageable memory waits until the stream is
+        # empty.
         packed = torch.empty(_packed_bytes(tensors), dtype=torch.uint8, pin_memory=True)
         for piece, tensor in zip(_pieces(packed, tensors), tensors, strict=True):
             piece.copy_(tensor)
-        # torch's allocator of pinned memory gives it to nobody else before the copy is done.
+        # torch's allocator of pinned memory does not reuse the memory before the copy is done.
         return _pieces(packed.to(self.torch_device, non_blocking=True), tensors)
 
     def download(self, tensor: Tensor) -> Tensor:
@@ -176,8 +179,8 @@ class CudaDevice(RankDevice):
     def capture(self, work: Callable[[], object], pool: object) -> Graph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._capturing), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # only memory was taken
-            # Other threads go on meanwhile: those of lanes and shards, and NCCL's own.
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # it only allocated memory
+            # Other threads run meanwhile: those of lanes and shards, and NCCL's own.
             graph.capture_begin(pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
             try:
                 work()
@@ -205,7 +208,8 @@ class CudaDevice(RankDevice):
 
 
 class SharedDevice(CudaDevice):
-    """A GPU that ranks share: their tensors travel through the host's memory (``comm.staged``)."""
+    """A GPU that several ranks share: their tensors travel through host memory
+    (``comm.staged``)."""
 
     backend = STAGED
 
@@ -213,12 +217,12 @@ class SharedDevice(CudaDevice):
         return -(-ranks // torch.cuda.device_count())
 
     def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
-        # Its wait would make the host wait; the future is done on the stream that brings the result.
+        # ``wait`` would block the host; the future completes on the stream that brings the result.
         mark_by_future(self, work, callback)
 
 
 ALIGNED = 16
-"""Bytes of which a multiple lies before every packed tensor: what the widest number needs."""
+"""Alignment of packed tensors in bytes: that of the widest dtype."""
 
 
 def _packed_bytes(tensors: Sequence[Tensor]) -> int:
@@ -226,7 +230,7 @@ def _packed_bytes(tensors: Sequence[Tensor]) -> int:
 
 
 def _pieces(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Places for tensors like these in one buffer of bytes."""
+    """Return views into a buffer of bytes, one for each tensor, in its shape and dtype."""
     starts = accumulate((_packed_bytes([tensor]) for tensor in tensors), initial=0)
     return [
         packed[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
@@ -235,17 +239,18 @@ def _pieces(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def own_gpu(kind: str, local_rank: int, *, alone: bool = False) -> int | None:
-    """The GPU that this rank may take, by its number among those that this process sees; None for the CPU.
-    alone: no other rank sends it anything.
+    """Return the index of the GPU that this rank may use, among those visible to this process; None
+    for the CPU. alone: this is the only rank of the world.
 
-    kind: as ``run.device``; ``auto`` is the CPU where there is no GPU for the rank, unless GPUs were asked
-    for. Ranks of a host that share its GPUs take them in turn. One GPU that is all a process sees is its own
-    whatever its rank: schedulers show each task its own. Whether others see the same one is for all ranks to
-    find out (``comm.world``). Raises JobError where there is none though one is meant.
+    kind: as ``run.device``. ``auto`` selects the CPU if there is no GPU for the rank, unless the
+    scheduler granted GPUs. With ``shared``, a host's ranks take its GPUs in turn. If a process sees
+    exactly one GPU, it takes that GPU, whatever its local rank: schedulers show each task its own
+    GPU. Whether other ranks see the same GPU is checked by all ranks together (``comm.world``).
+    Raises JobError if a GPU is required and there is none.
     """
     if kind == "cpu":
         return None
-    ready_for_accelerator(lazy=alone or kind == "shared")  # those speak through the host
+    ready_for_accelerator(lazy=alone or kind == "shared")  # no kernel of theirs waits for another rank
     if torch.version.hip is None:  # ROCm builds do not have it
         expand_segments()
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -266,12 +271,12 @@ def own_gpu(kind: str, local_rank: int, *, alone: bool = False) -> int | None:
 
 
 def gpu_name(gpu: int) -> str:
-    """What tells a GPU from every other in the world."""
+    """Return the GPU's UUID, which is unique across hosts."""
     return str(torch.cuda.get_device_properties(gpu).uuid)
 
 
 def gpu_address(gpu: int) -> str:
-    """Of a GPU on the PCI bus, as Linux has it; empty where PyTorch does not say."""
+    """Return a GPU's PCI address, in Linux's format; empty if PyTorch does not know it."""
     one = torch.cuda.get_device_properties(gpu)
     bus, device = getattr(one, "pci_bus_id", None), getattr(one, "pci_device_id", None)
     if bus is None or device is None:
@@ -280,21 +285,23 @@ def gpu_address(gpu: int) -> str:
 
 
 def device_of(gpu: int | None, *, shared: bool = False) -> RankDevice:
-    """The device of a rank that has this GPU, or none; shared: with others."""
+    """Return the device of a rank with this GPU; None: the CPU. shared: other ranks use the GPU
+    too."""
     if gpu is None:
         return RankDevice(torch.device("cpu"))
     return (SharedDevice if shared else CudaDevice)(torch.device("cuda", gpu))
 
 
 def nccl_version() -> str:
-    """Of the NCCL that PyTorch brings."""
+    """Return the version of PyTorch's NCCL."""
     from torch.cuda import nccl
 
     return ".".join(map(str, nccl.version()))  # type: ignore[arg-type]
 
 
-def seen_devices() -> tuple[list[tuple[str, int]], str, str]:
-    """(name, bytes) of each GPU that PyTorch can use; NCCL's version, if it has one; why there is none."""
+def visible_devices() -> tuple[list[tuple[str, int]], str, str]:
+    """Return (name, bytes) of each GPU that PyTorch can use; NCCL's version (empty without); the
+    reason why there is no GPU."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         number = torch.cuda.device_count() if torch.cuda.is_available() else 0

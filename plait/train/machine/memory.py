@@ -1,9 +1,9 @@
-"""What a rank's tensors take at most in a step, and what its process takes beside them.
+"""Measure the peak memory of a rank's tensors in a step, and of its process.
 
-A GPU's allocator counts (``machine.gpu``). On a CPU tensors are in the process's own memory, among
-libraries, pages of files and what the C library keeps for later. So the tensors that are there between two
-steps are counted, and what a step takes beyond is what the process grows by in it, once free memory was given
-back.
+On a GPU the allocator counts (``machine.gpu``). On a CPU, tensors share the process's memory with
+libraries, cached pages of files and free memory that the C library keeps. There, the tensors that
+exist between two steps are counted. To them is added the growth of the process during a step,
+measured after free memory was returned to the system.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch import Tensor
 from plait.core.base.process import forget_peak, process_memory
 
 _PLAIN = (str, bytes, int, float, complex, ModuleType, type, type(None))
-"""Holds no tensor that stays."""
+"""Types whose objects hold no tensors to count."""
 _EMPTY = CellType()
-"""A variable of a function that has no value yet."""
+"""The closure cell of a variable without a value."""
 
 
-class Taken(NamedTuple):
-    """Bytes at most: of tensors in a step, and of the whole process so far. None where it is not known."""
+class PeakMemory(NamedTuple):
+    """Peak bytes: of tensors in a step, and of the whole process so far; None if unknown."""
 
     tensors: int | None
     process: int | None
 
 
 class MemoryMeter:
-    """Measures the step between ``begin`` and ``end``. One that is not the first: that also makes what
-    stays."""
+    """A meter for the step between ``begin`` and ``end``. It must not be the first step, which also
+    allocates memory that stays."""
 
     def __init__(self) -> None:
         self._tensors: int | None = None
@@ -42,29 +42,31 @@ class MemoryMeter:
         self._held = self._peak = 0
 
     def begin(self, *roots: object) -> None:
-        """A step begins; nothing of another is under way. roots: objects that hold what stays from step to
-        step."""
+        """Begin a step; no work of another may be under way. roots: objects that hold the tensors
+        that persist between steps."""
         self._peak = process.peak if (process := process_memory()) else 0
         self._held = held_by_tensors(*roots)
-        known = give_back() and forget_peak()
+        known = trim_memory() and forget_peak()
         self._started = process.now if known and (process := process_memory()) else None
 
     def end(self) -> None:
-        """It is over."""
+        """End the step."""
         if self._started is not None and (process := process_memory()):
             self._tensors = self._held + max(0, process.peak - self._started)
 
-    def taken(self) -> Taken:
-        """By the step that was measured last, and so far. Whoever asks waits for nothing."""
+    def peaks(self) -> PeakMemory:
+        """Return the peak of the last measured step, and of the process so far. Does not wait for
+        the device."""
         process = process_memory()
-        return Taken(self._tensors, max(self._peak, process.peak) if process else None)
+        return PeakMemory(self._tensors, max(self._peak, process.peak) if process else None)
 
 
 def held_by_tensors(*roots: object) -> int:
-    """Bytes of the host's memory in tensors that objects hold, at any depth, each storage once.
+    """Return the bytes of host memory in tensors that the objects hold, at any depth; each storage
+    counts once.
 
-    The objects are followed one by one: the collector's list of all objects also has tuples that another
-    thread is still making, which no other may hold.
+    The objects are followed one by one. The garbage collector's list of all objects would also
+    contain tuples that another thread is still building, which must not be referenced.
     """
     found: dict[int, int] = {}
     seen, left = set[int](), list(roots)
@@ -76,7 +78,7 @@ def held_by_tensors(*roots: object) -> int:
         if isinstance(one, Tensor):
             left.append(one.grad)
             if one.layout == torch.strided and (storage := one.untyped_storage()).device.type == "cpu":
-                with suppress(RuntimeError):  # what a compiler traced with has no memory
+                with suppress(RuntimeError):  # tensors that a compiler traced with have no memory
                     found[storage.data_ptr()] = storage.nbytes()
             continue
         left += _inside(one)
@@ -84,7 +86,7 @@ def held_by_tensors(*roots: object) -> int:
 
 
 def _inside(one: object) -> list[Any]:
-    """What an object holds: items, attributes, what a function has bound."""
+    """Return the objects that an object holds: items, attributes, variables of a closure."""
     if isinstance(one, dict):
         return [*one.values()]
     if isinstance(one, list | tuple | set | frozenset | deque):
@@ -97,8 +99,8 @@ def _inside(one: object) -> list[Any]:
     return [*getattr(one, "__dict__", {}).values(), *(getattr(one, name, None) for name in slots)]
 
 
-def give_back() -> bool:
-    """Have the C library return free memory to the system; whether it can."""
+def trim_memory() -> bool:
+    """Have the C library return free memory to the system; return False if it cannot."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)

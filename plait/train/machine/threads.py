@@ -1,13 +1,15 @@
-"""Where a rank's threads run, and who goes first: its own cores, and the threads that move data before those
-that compute.
+"""Pin a rank's threads to its own cores, and give communication threads priority over compute
+threads.
 
-A rank's compute thread keeps its core busy; the kernel lets it finish its time slice before a thread that
-wakes up may run, and a collective advances by many short wake-ups. So communication threads get real-time
-round-robin priority where the process may give it (root, or RLIMIT_RTPRIO; the kernel keeps 5 % of the time
-for others whatever such threads do), otherwise a short time slice (Linux 6.12 and newer, EEVDF; no privilege
-needed). gloo's two threads must not preempt each other: one spins on a lock that the other holds, until the
-next tick of the clock. Measured with a 1 Gbit/s link: 17,000 polls a step without, 3,000 with round-robin,
-and a fifth less CPU time in them. Elsewhere nothing is done.
+A rank's compute thread keeps its core busy. The kernel lets it finish its time slice before a
+thread that wakes up may run, and a collective advances by many short wake-ups. So communication
+threads get real-time round-robin priority if the process may set it (root, or RLIMIT_RTPRIO; the
+kernel reserves 5 % of the time for other threads). Otherwise they get a short time slice (Linux
+6.12 and newer, EEVDF; no privilege needed).
+
+gloo's two threads must not preempt each other: one spins on a lock that the other holds, until the
+next clock tick. Measured with a 1 Gbit/s link: 17,000 polls a step without, 3,000 with round-robin,
+and a fifth less CPU time in these threads. On other systems than Linux nothing is done.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ import threading
 from pathlib import Path
 
 SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
-SHORT, LONG = 100_000, 100_000_000  # nanoseconds, the least and the most that the kernel takes
+SHORT, LONG = 100_000, 100_000_000  # nanoseconds, the least and the most that the kernel accepts
 
 
-def take_cores(place: int, ranks: int, threads: int) -> set[int]:
-    """Keep the calling thread, and those it will start, on cores of its own: the ``place``-th share of this
-    machine's, ``threads`` each.
+def pin_cores(place: int, ranks: int, threads: int) -> set[int]:
+    """Pin the calling thread, and threads that it starts later, to its own cores: the ``place``-th
+    share of this machine's, ``threads`` cores each.
 
-    Without it the kernel moves two ranks onto one core whenever a communication thread has woken up on the
-    other, and each has to fetch its data anew. Done only where the ranks fill the machine (no room for a
-    second such set of ranks, which would choose the same cores). Returns the cores; none where nothing was
-    done.
+    Without pinning, the kernel moves two ranks onto one core whenever a communication thread has
+    woken up on the other, and each must reload its caches. Done only if the ranks fill the machine
+    (no room for a second such set of ranks, which would choose the same cores). Return the cores;
+    an empty set if nothing was done.
     """
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     if not ranks * threads <= len(cores) < 2 * ranks * threads:
@@ -41,13 +43,14 @@ def take_cores(place: int, ranks: int, threads: int) -> set[int]:
 
 
 PCI = Path("/sys/bus/pci/devices")
-"""Where Linux tells of devices by their addresses."""
+"""Linux's folder of PCI devices, by address."""
 
 
-def stay_near(address: str, devices: Path = PCI) -> set[int]:
-    """Keep the calling thread, and those it will start, on the cores of the NUMA node that a device is
-    plugged into: copies to a GPU from another socket's memory take longer. address: on the PCI bus. Returns
-    the cores; none where Linux does not say, or allows this process none of them."""
+def pin_near_device(address: str, devices: Path = PCI) -> set[int]:
+    """Pin the calling thread, and threads that it starts later, to the NUMA node of a device:
+    copies to a GPU from another socket's memory take longer. address: the device's address on the
+    PCI bus. Return the cores; an empty set if Linux does not know them, or this process may use
+    none of them."""
     try:
         near = _numbers((devices / address / "local_cpulist").read_text())
     except (OSError, ValueError):
@@ -59,7 +62,7 @@ def stay_near(address: str, devices: Path = PCI) -> set[int]:
 
 
 def _numbers(text: str) -> set[int]:
-    """A list as Linux writes it.
+    """Return the numbers in a list in Linux's format.
 
     >>> sorted(_numbers("0-2,8\\n"))
     [0, 1, 2, 8]
@@ -69,14 +72,16 @@ def _numbers(text: str) -> set[int]:
 
 
 def running() -> set[int]:
-    """The kernel's numbers of this process's threads; none where it is not Linux."""
+    """Return the kernel's ids of this process's threads; an empty set on other systems than
+    Linux."""
     return {int(name) for name in os.listdir("/proc/self/task")} if sys.platform == "linux" else set()
 
 
-def serve_first(threads: set[int]) -> None:
-    """Let ``threads`` run at once when they wake up, though the calling thread, which computes, is busy."""
+def prioritize(threads: set[int]) -> None:
+    """Let ``threads`` run as soon as they wake up, even while the calling compute thread is
+    busy."""
     if not threads or any(os.sched_getscheduler(thread) != os.SCHED_OTHER for thread in threads):
-        return  # somebody chose a policy for this process on purpose
+        return  # the user chose a scheduling policy for this process
     try:
         for thread in threads:
             os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))

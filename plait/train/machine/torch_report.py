@@ -1,5 +1,5 @@
-"""What PyTorch is here, as one line of JSON: started by itself (``plait doctor``), since importing it takes
-long, and may fail or hang.
+"""Print a description of the installed PyTorch as one line of JSON. ``plait doctor`` runs it as a
+process, since importing PyTorch takes long, and may fail or hang.
 
     python -m plait.train.machine.torch_report
 """
@@ -14,12 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from plait.train.machine.gpu import seen_devices
+from plait.train.machine.gpu import visible_devices
 
 
 def report() -> dict[str, Any]:
-    """Versions, devices with their bytes, and why gloo does not start; that is empty where it does."""
-    devices, nccl, why = seen_devices()
+    """Return versions, devices with their memory in bytes, and the reason why gloo does not start
+    (empty if it does)."""
+    devices, nccl, why = visible_devices()
     return {
         "torch": torch.__version__, "cuda": torch.version.cuda or "", "rocm": getattr(torch.version, "hip", None) or "",
         "nccl": nccl, "devices": devices, "why": why, "gloo": gloo_problem(), "threads": torch.get_num_threads(),
@@ -27,7 +28,7 @@ def report() -> dict[str, Any]:
 
 
 def gloo_problem() -> str:
-    """Why a group of one rank cannot be opened; empty if it can."""
+    """Return why a process group of one rank cannot be opened; empty if it can."""
     if not dist.is_available() or not dist.is_gloo_available():
         return "PyTorch is built without it"
     with TemporaryDirectory(prefix="plait-doctor-") as folder:

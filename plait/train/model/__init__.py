@@ -1,1 +1,1 @@
-"""The mathematics between collectives, and where its parameters live."""
+"""The model's mathematics between collectives, and the storage of its parameters."""

@@ -1,9 +1,10 @@
-"""What lies between matrix products, compiled: each function one pass over memory, by torch.compile.
+"""Functions between matrix products, compiled: each is one pass over memory, by torch.compile.
 
-Compiled are functions of plain tensors, forward and backward apart, never a graph of autograd's: rows are
-flattened to [M, ...], so that a slice of another size is another M, which is no constant of the code. Each
-has a bounded number of variants (whether there is a bias, several column parts, a dim of size 1); one more is
-an error, never a silent fall back to op by op. ``warm_up`` compiles what a model needs before it is needed.
+Functions of plain tensors are compiled, forward and backward separately, never an autograd graph.
+Rows are flattened to [M, ...]; M is dynamic, so that slices of other sizes need no recompilation.
+Each function has a bounded number of variants (with or without bias, several column parts, a dim of
+size 1). One more is an error, never a silent fallback to op by op. ``warm_up`` compiles a model's
+functions ahead of use.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from plait.train.model.dropout import Mask
 from plait.train.model.kernels import Scale, Scores, Statistics, Summands
 
 Table = Mapping[str, Callable[..., Any]]
-"""By the names of ``formulas.ALL``."""
+"""Functions by the names of ``formulas.ALL``."""
 MOST_VARIANTS = 16
-"""Of one function in one process."""
+"""Variants of one function in one process, at most."""
 
 
 class Compiled:
-    """``plait.train.model.kernels.Kernels`` by ``functions``, the formulas, compiled."""
+    """The kernels (``plait.train.model.kernels.Kernels``) by ``functions``, the compiled
+    formulas."""
 
     fuses = True
 
@@ -37,56 +39,56 @@ class Compiled:
         self.functions = functions
         self._constants: dict[tuple[float, torch.device], tuple[Tensor, Tensor]] = {}
 
-    @torch.no_grad()  # whether autograd is on would be another variant
+    @torch.no_grad()  # autograd on and off would be two variants
     def norm(self, h: Tensor, scale: Scale) -> tuple[Tensor, Statistics]:
-        """The norm, and what its rows have in common."""
+        """Return the norm and the statistics of its rows."""
         n, *statistics = self.functions[_kind(scale)](_flat(h), *_plain(scale))
         return n.view(h.shape), tuple(statistics)
 
     def norm_gradient(
         self, n: Tensor, h: Tensor, scale: Scale, statistics: Statistics, gradient: Tensor, past: Tensor | None
     ) -> list[Tensor]:
-        """What goes past is added in the same pass."""
+        """Return the gradients; ``past`` is added in the same pass."""
         function = self.functions[f"{_kind(scale)}_gradient"]
         rest = None if past is None else _flat(past)
         found, *parameters = function(_flat(gradient), rest, _flat(h), scale.weight.detach(), *statistics)
         return [found.view(h.shape), *parameters]
 
     def join(self, sum_: Summands) -> Tensor:
-        """The sum in one pass, its mask included."""
+        """Return the sum, computed in one pass including the mask."""
         return self.functions["join"](*self._summands(sum_)).view(sum_.h.shape)
 
     def join_norm(self, sum_: Summands, scale: Scale) -> tuple[Tensor, Tensor, Statistics]:
-        """The sum and its norm in one pass."""
+        """Return the sum and its norm, computed in one pass."""
         function, shape = self.functions[f"join_{_kind(scale)}"], sum_.h.shape
         h, n, *statistics = function(*self._summands(sum_), *_plain(scale))
         return h.view(shape), n.view(shape), tuple(statistics)
 
     def activate(self, z: Tensor, *, gated: bool) -> Tensor:
-        """One pass forward, one backward, which starts from ``z``."""
+        """Apply the activation: one pass forward, one backward, which starts from ``z``."""
         return _Activation.apply(z, "swiglu" if gated else "gelu", self.functions)  # type: ignore[no-any-return]
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys in one call."""
+        """Rotate queries and keys in one call."""
         return _Rotation.apply(q, k, cos, sin, self.functions)  # type: ignore[no-any-return]
 
     def weights(self, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Softmax and mask in one pass."""
+        """Return the weights: softmax and mask in one pass."""
         return self.functions["weights"](*self._scores(scores), *self._thresholds(scores.mask))
 
     def weights_gradient(self, scores: Scores, lse: Tensor, gradient: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Both in one pass, the mask drawn again."""
+        """Return weights and gradient in one pass, with the mask recomputed."""
         products, root, queries, heads = self._scores(scores)
         return self.functions["weights_gradient"](
             gradient, products, root, lse, own, queries, heads, *self._thresholds(scores.mask)
         )
 
     def drop(self, x: Tensor, mask: Mask) -> Tensor:
-        """The mask is drawn where it is used."""
+        """Apply dropout; the mask is computed where it is used."""
         return self.functions["drop"](_flat(x), *self._dropout(mask)).view(x.shape)
 
     def local_loss(self, logits: Tensor, rows: Tensor, here: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
-        """Three passes."""
+        """Return exponentials and statistics, in three passes."""
         beyond_here = beyond if beyond < logits.shape[1] else None
         statistics = self.functions["local_loss"](logits, rows, here, beyond_here)
         self.functions["exponentials"](logits, statistics[0, 0], beyond_here)
@@ -98,22 +100,23 @@ class Compiled:
     def _summands(self, sum_: Summands) -> tuple[Any, ...]:
         h, y, bias, mask = sum_
         flat, parts = _flat(h), y.reshape(y.shape[0], -1, y.shape[3])
-        # Whether autograd knows of a tensor would be another variant.
+        # A bias that requires a gradient would be another variant.
         return flat, parts, None if bias is None else bias.detach(), None if mask is None else self._dropout(mask)
 
     def _dropout(self, mask: Mask) -> formulas.Dropout:
-        return self._rows(mask, mask.samples[None, :], mask.others[:, None]), *self._thresholds(mask)
+        return self._rows(mask, mask.samples[None, :], mask.positions_or_heads[:, None]), *self._thresholds(mask)
 
     @torch.no_grad()
     def _rows(self, mask: Mask, first: Tensor, second: Tensor) -> Tensor:
-        """The part of the hash that all elements of a row share, [M]."""
+        """Return the part of the hash that all elements of a row share, [M]."""
         key = mask.dropout.site(mask.layer, mask.site)
         if isinstance(key, int):
             key = torch.full((), key, dtype=torch.int64, device=first.device)
         return self.functions["rows"](key, first, second).view(-1)
 
     def _thresholds(self, mask: Mask) -> tuple[Tensor, Tensor]:
-        """As tensors: a number would be a constant of the code."""
+        """Return threshold and scale as tensors, because a Python number would be a constant of the
+        compiled code."""
         at = mask.probability, mask.samples.device
         if at not in self._constants:
             least = torch.tensor(int(mask.probability * 2**32), device=at[1])
@@ -122,18 +125,18 @@ class Compiled:
 
 
 class Compiler:
-    """Makes the functions. through: makes a function of a graph and examples of what it will be called with.
-    variants: compiled so far, of all of them."""
+    """Compiles the functions. through: the backend: makes a function of a graph and example inputs.
+    variants: the number compiled so far, over all functions."""
 
     def __init__(self, through: Callable[[Any, Any], Any]) -> None:
         self.variants, self._through = 0, through
 
     def table(self) -> Table:
-        """Of all formulas; each is compiled when it is first called."""
+        """Return all formulas by name; each is compiled at its first call."""
         return {name: self._compiled(function) for name, function in formulas.ALL.items()}
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        compile_: Any = torch.compile  # whose overloads do not know the limit
+        compile_: Any = torch.compile  # its type overloads lack the limit
         return compile_(function, fullgraph=True, backend=self._backend, **variants())
 
     def _backend(self, graph: Any, inputs: Any) -> Any:
@@ -142,8 +145,8 @@ class Compiler:
 
 
 def variants() -> dict[str, Any]:
-    """What ``torch.compile`` is told of ``MOST_VARIANTS``. torch before 2.13 has no limit of one function's
-    own: there it is the process's."""
+    """Return the arguments of ``torch.compile`` that set ``MOST_VARIANTS``. torch before 2.13 has
+    no limit per function; the process's limit is set instead."""
     if "recompile_limit" in signature(torch.compile).parameters:
         return {"recompile_limit": MOST_VARIANTS, "isolate_recompiles": True}
     settings: Any = importlib.import_module("torch._dynamo.config")
@@ -153,9 +156,9 @@ def variants() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def compiler() -> Compiler:
-    """This process's."""
-    # No worker processes: they would be children of every rank. A setting of this thread's would not hold in
-    # autograd's own, where backwards run on a GPU.
+    """Return this process's compiler."""
+    # No worker processes: every rank would have them as children. A thread-local setting would not reach
+    # autograd's threads, which run backward passes on a GPU.
     single_threaded_compiler()
     from torch._inductor.compile_fx import compile_fx
 
@@ -164,7 +167,7 @@ def compiler() -> Compiler:
 
 @lru_cache(maxsize=1)
 def compiled() -> Compiled:
-    """This process's."""
+    """Return this process's compiled kernels."""
     return Compiled(compiler().table())
 
 
@@ -191,7 +194,7 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors  # both halves of the table are the same, so its transpose turns back
+        cos, sin = ctx.saved_tensors  # both halves of the table are equal, so the transpose is the inverse rotation
         return *ctx.of["rotate_back"](*gradients, cos, sin), None, None, None
 
 
@@ -205,5 +208,5 @@ def _plain(scale: Scale) -> tuple[Any, ...]:
 
 
 def _flat(x: Tensor) -> Tensor:
-    """[..., H] -> [M, H], contiguous, and unknown to autograd."""
+    """Return [..., H] as [M, H], contiguous and detached."""
     return x.detach().reshape(-1, x.shape[-1])

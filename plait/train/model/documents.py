@@ -1,8 +1,9 @@
-"""Documents that share a sequence: attention stops at their ends, positions count from their beginnings.
+"""Documents packed into one sequence: attention stops at their ends, positions count from their
+beginnings.
 
-A sequence of tokens [S] is described by ``starts`` [S]: for every token the position of the first token of
-its document. Two tokens see each other only if they have the same start, so that loss and gradients are those
-of documents trained apart.
+A sequence of tokens [S] is described by ``starts`` [S]: for every token the position of the first
+token of its document. Two tokens see each other only if they have the same start, so that loss and
+gradients are those of documents trained separately.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 
 
-class Stretch(NamedTuple):
-    """One document of one sequence: the sequence's number in the slice, the positions of its first token and
-    past its last."""
+class DocumentSpan(NamedTuple):
+    """One document of one sequence: the sequence's index in the slice, the position of its first
+    token and that after its last."""
 
     sample: int
     first: int
@@ -29,10 +30,10 @@ class Stretch(NamedTuple):
 class Documents:
     """Documents of the b sequences of a slice, all of S tokens.
 
-    ends: for each sequence the positions past its documents' last tokens, ascending; the last is S. starts:
-    [b, S], on the device. places: [S_here, b], position within its document of each token that attention gets
-    from this rank. bounds: [documents + 1] int32, where documents begin when the sequences lie one behind the
-    other.
+    ends: for each sequence the positions after its documents' last tokens, ascending; the last is
+    S. starts: [b, S], on the device. places: [S_here, b], position within its document of each
+    token whose queries and keys this rank computes. bounds: [documents + 1] int32, the starts of
+    documents if the sequences are concatenated (cumulative lengths).
     """
 
     ends: tuple[tuple[int, ...], ...]
@@ -42,24 +43,24 @@ class Documents:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest document."""
+        """The length of the longest document, in tokens."""
         return max(one.last - one.first for one in self.stretches())
 
     def lengths(self, sample: int) -> list[int]:
-        """Tokens of each document of a sequence."""
+        """Return the length of each document of a sequence, in tokens."""
         return [last - first for first, last in pairwise((0, *self.ends[sample]))]
 
-    def stretches(self) -> list[Stretch]:
-        """All documents, sequence after sequence."""
+    def stretches(self) -> list[DocumentSpan]:
+        """Return all documents, sequence after sequence."""
         return [
-            Stretch(sample, first, last)
+            DocumentSpan(sample, first, last)
             for sample, ends in enumerate(self.ends)
             for first, last in pairwise((0, *ends))
         ]
 
 
 def are_starts(starts: Tensor) -> bool:
-    """Whether [b, S] in host memory says where documents begin.
+    """Return True if [b, S], in host memory, is a valid ``starts``.
 
     >>> [are_starts(torch.tensor([each])) for each in ([0, 0, 2, 2], [0, 0, 1, 2], [1, 1, 1, 1])]
     [True, False, False]
@@ -70,7 +71,7 @@ def are_starts(starts: Tensor) -> bool:
 
 
 def ends_of(starts: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Where documents end, from their starts [b, S] in host memory.
+    """Return the documents' ends from their starts [b, S] in host memory.
 
     >>> ends_of(torch.tensor([[0, 0, 2, 2], [0, 0, 0, 0]]))
     ((2, 4), (4,))
@@ -85,7 +86,7 @@ def ends_of(starts: Tensor) -> tuple[tuple[int, ...], ...]:
 
 
 def bounds_of(ends: Sequence[Sequence[int]]) -> Tensor:
-    """``Documents.bounds``.
+    """Return ``Documents.bounds``.
 
     >>> bounds_of(((2, 4), (4,))).tolist()
     [0, 2, 4, 8]

@@ -1,9 +1,10 @@
-"""Causal attention whose weights are dropped by counter (``plait.train.model.dropout``): fused kernels draw
-their own random numbers, so it is computed here, in blocks (``core.model.dropout``).
+"""Causal attention with counter-based dropout of its weights (``plait.train.model.dropout``), in
+blocks (``core.model.dropout``). Fused kernels cannot be used, because they draw their own random
+numbers.
 
-A block's weights are forgotten. For the backward only attention's output and the log-sum-exp of its scores
-are kept, and weights and masks are made once more (arXiv 2205.14135). Key/value heads are shared by their
-queries' group without copies.
+A block's weights are freed. Only attention's output and the log-sum-exp of its scores are kept for
+the backward pass, which recomputes weights and masks (arXiv 2205.14135). Key/value heads are shared
+by their group of queries without copies.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from plait.train.model.kernels import Kernels, Scores, wide
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, kernels: Kernels, starts: Tensor | None = None) -> Tensor:
-    """Of [B, N, S, D] queries; keys and values may have fewer heads. starts: [B, S], the first key that each
-    query sees, if that is not the sequence's. Differentiable."""
+    """Return attention of queries [B, N, S, D], differentiable; keys and values may have fewer
+    heads. starts: [B, S], the first key that each query sees; None: the sequence's first."""
     return _Attention.apply(q, k, v, mask, kernels, starts)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What both directions read."""
+    """Inputs of forward and backward."""
 
     q: Tensor
     k: Tensor
@@ -41,25 +42,25 @@ class _Inputs:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """In which order."""
+        """The blocks, in the order of computation."""
         b, kv_heads, sequence, _ = self.k.shape
         return Blocks(b * kv_heads, self.q.shape[1] // kv_heads, sequence, self.q.is_cuda)
 
     @cached_property
     def heads(self) -> Tensor:
-        """The mask's, [B, N_kv, G]."""
+        """The mask's hashes of heads, [B, N_kv, G]."""
         return self.by_rows(self.mask.heads)
 
     def by_rows(self, x: Tensor) -> Tensor:
-        """[B, N, ...] as [B, N_kv, G, ...]."""
+        """Return [B, N, ...] as [B, N_kv, G, ...]."""
         return x.unflatten(1, (-1, self.blocks.group))
 
     def part(self, block: Block) -> _AttentionBlock:
-        """Of one block."""
+        """Return the inputs of one block."""
         (first, last), (begin, end) = block
         numbers, kv_heads = torch.arange(first, last, device=self.q.device), self.k.shape[1]
         rows = numbers // kv_heads, numbers % kv_heads
-        # What is compiled is compiled for whole rows.
+        # Compiled kernels take whole rows.
         keys = slice(0, self.q.shape[2] if self.kernels.fuses else end)
         at = (*rows, slice(None), slice(begin, end))
         return _AttentionBlock(self, at, (*rows, keys), self.by_rows(self.q)[at].flatten(1, 2))
@@ -67,23 +68,23 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _AttentionBlock:
-    """One block of r rows: of so many samples' key/value heads. at: its queries in [B, N_kv, G, S, ...].
-    seen: its keys in [B, N_kv, S, ...]. q: [r, G * queries, D]."""
+    """One block of r rows, each a sample's key/value head. at: its queries' index in [B, N_kv, G,
+    S, ...]. key_index: its keys' index in [B, N_kv, S, ...]. q: [r, G * queries, D]."""
 
     inputs: _Inputs
     at: tuple[Any, ...]
-    seen: tuple[Any, ...]
+    key_index: tuple[Any, ...]
     q: Tensor
 
     @property
     def rows(self) -> tuple[Tensor, Tensor]:
-        """Numbers of samples, and of key/value heads."""
+        """The indices of samples and of key/value heads."""
         return self.at[:2]
 
     def scores(self) -> Scores:
-        """Products [r * G, queries, keys], not divided yet."""
+        """Return the products [r * G, queries, keys], not yet divided."""
         inputs, queries = self.inputs, self.at[3]
-        products = torch.bmm(self.q, inputs.k[self.seen].transpose(1, 2))
+        products = torch.bmm(self.q, inputs.k[self.key_index].transpose(1, 2))
         positions, heads, first = torch.arange(queries.start, queries.stop, device=self.q.device), inputs.heads, None
         if inputs.starts is not None:
             first = inputs.starts[self.rows[0], queries].repeat_interleave(inputs.blocks.group, dim=0)
@@ -93,27 +94,29 @@ class _AttentionBlock:
         )  # fmt: skip
 
     def forward(self, out: Tensor, lse: Tensor) -> None:
-        """Writes the block's share of both."""
+        """Write the block's part of attention and log-sum-exp."""
         inputs = self.inputs
         weights, sums = inputs.kernels.weights(self.scores())
-        found = torch.bmm(weights.view(*self.q.shape[:2], -1), inputs.v[self.seen])
+        found = torch.bmm(weights.view(*self.q.shape[:2], -1), inputs.v[self.key_index])
         inputs.by_rows(out)[self.at] = found.unflatten(1, (inputs.blocks.group, -1))
         inputs.by_rows(lse)[self.at] = sums.view(len(self.q), inputs.blocks.group, -1)
 
     def backward(self, gradient: Tensor, out: Tensor, lse: Tensor, of_q: Tensor, sums: Sequence[Tensor]) -> None:
-        """Writes the block's share of queries' gradient, and adds what it has of keys' and values', ``sums``
-        [r, S, D]."""
+        """Write the block's part of the queries' gradient, and add its part of the keys' and
+        values' gradients to ``sums``, [r, S, D]."""
         inputs = self.inputs
         gradient, out, lse = (inputs.by_rows(t)[self.at].flatten(1, 2) for t in (gradient, out, lse))
         own, scores = gradient.to(lse.dtype).mul(out).sum(-1), self.scores()
         shape = scores.products.shape
-        through = torch.bmm(gradient, inputs.v[self.seen].transpose(1, 2)).view(shape)
+        through = torch.bmm(gradient, inputs.v[self.key_index].transpose(1, 2)).view(shape)
         weights, products = (
             t.view(*self.q.shape[:2], -1)
             for t in inputs.kernels.weights_gradient(scores, lse.view(shape[:2]), through, own.view(shape[:2]))
         )
-        inputs.by_rows(of_q)[self.at] = torch.bmm(products, inputs.k[self.seen]).unflatten(1, (inputs.blocks.group, -1))
-        keys = self.seen[2]
+        inputs.by_rows(of_q)[self.at] = torch.bmm(products, inputs.k[self.key_index]).unflatten(
+            1, (inputs.blocks.group, -1)
+        )
+        keys = self.key_index[2]
         sums[0][:, keys] += torch.bmm(products.transpose(1, 2), self.q)
         sums[1][:, keys] += torch.bmm(weights.transpose(1, 2), gradient)
 
@@ -127,7 +130,7 @@ class _Attention(torch.autograd.Function):
         out, lse = _as_activations(q), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
         for block in inputs.blocks:
             inputs.part(block).forward(out, lse)
-        # Where this is captured, a replay writes both anew, of which autograd must not be told.
+        # If this is captured, every replay overwrites both; autograd must not see that as an in-place change.
         ctx.kept = out.detach(), lse
         ctx.mask, ctx.kernels, ctx.starts = mask, kernels, starts
         ctx.save_for_backward(q, k, v)
@@ -150,5 +153,6 @@ class _Attention(torch.autograd.Function):
 
 
 def _as_activations(x: Tensor) -> Tensor:
-    """Room for as much as [B, N, S, D], laid out as [S, B, N, D]: the heads of a token are side by side."""
-    return torch.empty_permuted(x.shape, (2, 0, 1, 3), dtype=x.dtype, device=x.device)  # no view of anything
+    """Return an empty tensor of shape [B, N, S, D], laid out as [S, B, N, D]: the heads of a token
+    are adjacent."""
+    return torch.empty_permuted(x.shape, (2, 0, 1, 3), dtype=x.dtype, device=x.device)  # not a view

@@ -1,23 +1,72 @@
-"""The formulas that are compiled: functions of plain tensors, [M, ...], forward and backward.
+"""Formulas to be compiled: functions of plain tensors, [M, ...], forward and backward; tables of
+rotary positions.
 
-Sums are wide (fp32 for bf16 tensors), results have the type of what came in.
+Sums are computed in fp32 for bf16 tensors; results have the dtype of the inputs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plait.core.model.spec import ModelSpec
 from plait.train.model.dropout import fold, of_weights
-from plait.train.model.rope import rotate as turned
+
+RotaryTables: TypeAlias = tuple[Tensor, Tensor]
+"""Rotary tables: cos and sin of the angles by which queries and keys are rotated, [S, 1, 1, D]; [S,
+B, 1, D] if sequences differ."""
+
+
+class Rope:
+    """Rotary position tables (Su 2021, arXiv 2104.09864), half-split as in Hugging Face's Llama,
+    computed once.
+
+    A micro-batch takes its tables when it begins, on the thread's stream. Slices on pool streams
+    read them; a table made on a pool stream would not be ready for the other streams.
+    """
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self.spec, self.dtype, self.device = spec, dtype, device
+        self._cache: dict[int, RotaryTables] = {}
+
+    def first(self, sequence: int) -> RotaryTables:
+        """Return the tables of positions 0 to ``sequence``, [S, 1, 1, D]."""
+        if sequence not in self._cache:
+            angles = torch.arange(sequence, dtype=torch.float64)[:, None] * self._frequencies()[None, :]
+            both = torch.cat((angles, angles), dim=1)[:, None, None, :]
+            self._cache[sequence] = both.cos().to(self.device, self.dtype), both.sin().to(self.device, self.dtype)
+        return self._cache[sequence]
+
+    def at(self, places: Tensor) -> RotaryTables:
+        """Return the tables of positions [S] or [S, B]: [S, 1, 1, D] or [S, B, 1, D]."""
+        shape = *places.shape, *(1,) * (3 - places.dim()), -1
+        cos, sin = (table[places].view(shape) for table in self.first(self.spec.max_sequence))
+        return cos, sin
+
+    def _frequencies(self) -> Tensor:
+        spec, size = self.spec, self.spec.letters.D
+        frequencies = spec.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+        if (scaling := spec.rope_scaling) is None:
+            return frequencies
+        wavelengths = 2 * math.pi / frequencies
+        turns = scaling.original_max_positions / wavelengths
+        blend = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
+        return frequencies * (blend + (1 - blend) / scaling.factor)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs (i, i + D/2) of the last dim of [S, B, N, D]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
 
 Dropout = tuple[Tensor, Tensor, Tensor]
-"""rows, least and scale, as ``drop`` has them."""
+"""Arguments (rows, least, scale) of ``drop``."""
 TWICE = 2 * math.sqrt(2 / math.pi)
 CUBIC = 0.044715 * TWICE
 
@@ -25,7 +74,7 @@ CUBIC = 0.044715 * TWICE
 
 
 def layer_norm(h: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Result [M, H]; mean and reciprocal deviation of every row, [M, 1]."""
+    """Return the result [M, H], and mean and reciprocal deviation of every row, [M, 1]."""
     x = _wide(h)
     mean = x.mean(-1, keepdim=True)
     centred = x - mean
@@ -36,7 +85,7 @@ def layer_norm(h: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Ten
 def layer_norm_gradient(
     gradient: Tensor, past: Tensor | None, h: Tensor, weight: Tensor, mean: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of h, plus ``past``, of weight and bias."""
+    """Return the gradients of h, plus ``past``, of weight and of bias."""
     g, normal = _wide(gradient), (_wide(h) - mean) * scale
     inner = g * weight
     least = inner.mean(-1, keepdim=True) + normal * (inner * normal).mean(-1, keepdim=True)
@@ -46,7 +95,7 @@ def layer_norm_gradient(
 
 
 def rms_norm(h: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Result [M, H]; reciprocal root of the mean square of every row, [M, 1]."""
+    """Return the result [M, H], and the reciprocal root mean square of every row, [M, 1]."""
     x = _wide(h)
     scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (x * scale * weight).to(h.dtype), scale
@@ -55,7 +104,7 @@ def rms_norm(h: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def rms_norm_gradient(
     gradient: Tensor, past: Tensor | None, h: Tensor, weight: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of h, plus ``past``, and of weight."""
+    """Return the gradients of h, plus ``past``, and of weight."""
     g, normal = _wide(gradient), _wide(h) * scale
     inner = g * weight
     found = (inner - normal * (inner * normal).mean(-1, keepdim=True)) * scale
@@ -67,14 +116,14 @@ def rms_norm_gradient(
 
 
 def gelu(z: Tensor) -> Tensor:
-    """tanh form, z (1 + tanh(u)) / 2 = z sigmoid(2 u), u = sqrt(2 / pi) (z + 0.044715 z^3): on a CPU an
-    exponential takes less than half of a hyperbolic tangent."""
+    """Return GELU in tanh form: z (1 + tanh(u)) / 2 = z sigmoid(2 u), u = sqrt(2 / pi) (z +
+    0.044715 z^3). On a CPU an exponential takes less than half the time of a hyperbolic tangent."""
     x = _wide(z)
     return (x * torch.sigmoid(x * (TWICE + CUBIC * x.square()))).to(z.dtype)
 
 
 def gelu_gradient(gradient: Tensor, z: Tensor) -> Tensor:
-    """Of z."""
+    """Return the gradient of z."""
     x = _wide(z)
     square = x.square()
     part = torch.sigmoid(x * (TWICE + CUBIC * square))
@@ -82,13 +131,13 @@ def gelu_gradient(gradient: Tensor, z: Tensor) -> Tensor:
 
 
 def swiglu(z: Tensor) -> Tensor:
-    """[M, 2 F] -> [M, F]; the gate comes first."""
+    """Map [M, 2 F] to [M, F]; the gate comes first."""
     gate, up = z.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def swiglu_gradient(gradient: Tensor, z: Tensor) -> Tensor:
-    """Of z."""
+    """Return the gradient of z."""
     g, (gate, up) = _wide(gradient), (_wide(half) for half in z.chunk(2, dim=-1))
     open_ = gate.sigmoid()
     both = g * up * open_ * (1 + gate * (1 - open_)), g * gate * open_
@@ -99,20 +148,21 @@ def swiglu_gradient(gradient: Tensor, z: Tensor) -> Tensor:
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """[S, B, N, D] by tables of [S, 1, 1, D]."""
-    return turned(q, cos, sin), turned(k, cos, sin)
+    """Rotate [S, B, N, D] by tables [S, 1, 1, D]."""
+    return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
 
 
 def rotate_back(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse, hence the gradient."""
-    return turned(q, cos, -sin), turned(k, cos, -sin)
+    """Apply the inverse rotation, which is the gradient."""
+    return apply_rotary(q, cos, -sin), apply_rotary(k, cos, -sin)
 
 
 def weights(
     products: Tensor, root: float, queries: Tensor, heads: Tensor, least: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Causal softmax with dropout of products / root, [M, queries, keys], and its log-sum-exp."""
-    seen = _seen(products, root, queries)
+    """Return the causal softmax with dropout of products / root, [M, queries, keys], and its
+    log-sum-exp."""
+    seen = _masked_scores(products, root, queries)
     lse = seen.logsumexp(dim=-1)
     found = (seen - lse[..., None]).exp()
     return (found * _mask_of_weights(heads, queries, least, scale, found)).to(products.dtype), lse
@@ -122,8 +172,8 @@ def weights_gradient(
     gradient: Tensor, products: Tensor, root: float, lse: Tensor, own: Tensor, queries: Tensor, heads: Tensor,
     least: Tensor, scale: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The weights again, and the gradient of products from that of the weights."""
-    found = (_seen(products, root, queries) - lse[..., None]).exp()
+    """Return the weights again, and the gradient of products from the gradient of the weights."""
+    found = (_masked_scores(products, root, queries) - lse[..., None]).exp()
     kept = _mask_of_weights(heads, queries, least, scale, found)
     through = found * (_wide(gradient) * kept - own[..., None]) / root
     return (found * kept).to(products.dtype), through.to(products.dtype)
@@ -133,18 +183,19 @@ def weights_gradient(
 
 
 def rows(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """The hash of key, first and second, which broadcast (``DropoutKey``)."""
+    """Return the hash of key, first and second, which broadcast (``DropoutKey``)."""
     return _tensor(fold(_tensor(fold(key, first)), second))
 
 
 def drop(x: Tensor, rows: Tensor, least: Tensor, scale: Tensor) -> Tensor:
-    """Dropout of [M, H]. rows: [M], hashes. least: of the hashes that are kept, by ``scale``."""
+    """Apply dropout to [M, H]. rows: [M], hashes. least: smallest hash that is kept. scale: factor
+    of kept elements."""
     columns = torch.arange(x.shape[-1], device=x.device)
     return x * _kept(fold(rows[:, None], columns), least, scale, x)
 
 
 def join(h: Tensor, y: Tensor, bias: Tensor | None, dropout: Dropout | None) -> Tensor:
-    """h + dropout(y + bias), [M, H]; ``y`` comes as [parts, M, H / parts]."""
+    """Return h + dropout(y + bias), [M, H]; ``y`` is [parts, M, H / parts]."""
     whole = y[0] if y.shape[0] == 1 else y.transpose(0, 1).flatten(1)
     whole = whole if bias is None else whole + bias
     return h + (whole if dropout is None else drop(whole, *dropout))
@@ -153,7 +204,7 @@ def join(h: Tensor, y: Tensor, bias: Tensor | None, dropout: Dropout | None) -> 
 def join_layer_norm(
     h: Tensor, y: Tensor, added: Tensor | None, dropout: Dropout | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum, and what ``layer_norm`` makes of it."""
+    """Return the sum and the results of ``layer_norm`` on it."""
     found = join(h, y, added, dropout)
     return found, *layer_norm(found, weight, bias, eps)
 
@@ -161,7 +212,7 @@ def join_layer_norm(
 def join_rms_norm(
     h: Tensor, y: Tensor, added: Tensor | None, dropout: Dropout | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum, and what ``rms_norm`` makes of it."""
+    """Return the sum and the results of ``rms_norm`` on it."""
     found = join(h, y, added, dropout)
     return found, *rms_norm(found, weight, eps)
 
@@ -170,7 +221,7 @@ def join_rms_norm(
 
 
 def local_loss(logits: Tensor, rows: Tensor, here: Tensor, beyond: int | None) -> Tensor:
-    """The statistics of ``Kernels.local_loss``. beyond: None without padding."""
+    """Return the statistics of ``Kernels.local_loss``. beyond: None without padding."""
     counted = _counted(logits, beyond)
     maximum = counted.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)  # a share may be all padding
     target = torch.where(here, logits.gather(1, rows[:, None])[:, 0], 0.0)
@@ -178,13 +229,16 @@ def local_loss(logits: Tensor, rows: Tensor, here: Tensor, beyond: int | None) -
 
 
 def exponentials(logits: Tensor, maximum: Tensor, beyond: int | None) -> None:
-    """Its exponentials, in the place of the logits. Apart from their sum: kernels of one function would keep
-    them beside the logits meanwhile, which take more memory than anything else of a model."""
+    """Overwrite the logits by their exponentials.
+
+    This is separate from the sum of exponentials: compiled into one function, it would keep a
+    second tensor of the logits' size, the largest of a model.
+    """
     logits.copy_((_counted(logits, beyond) - maximum[:, None]).exp())
 
 
 def _counted(logits: Tensor, beyond: int | None) -> Tensor:
-    """Logits, -inf where they are padding."""
+    """Return the logits, -inf in padding."""
     if beyond is None:
         return logits
     return torch.where(torch.arange(logits.shape[1], device=logits.device) < beyond, logits, -math.inf)
@@ -208,7 +262,7 @@ def _kept(bits: Tensor | int, least: Tensor, scale: Tensor, like: Tensor) -> Ten
     return (_tensor(bits) >= least).to(like.dtype) * scale.to(like.dtype)
 
 
-def _seen(products: Tensor, root: float, queries: Tensor) -> Tensor:
+def _masked_scores(products: Tensor, root: float, queries: Tensor) -> Tensor:
     keys = torch.arange(products.shape[-1], device=products.device)
     return torch.where(keys[None, :] <= queries[:, None], _wide(products) / root, -math.inf)
 
@@ -217,6 +271,6 @@ def _mask_of_weights(heads: Tensor, queries: Tensor, least: Tensor, scale: Tenso
     return _kept(of_weights(heads, queries, torch.arange(like.shape[-1], device=like.device)), least, scale, like)
 
 
-def _tensor(found: Tensor | int) -> Tensor:
-    assert isinstance(found, Tensor)
-    return found
+def _tensor(value: Tensor | int) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value

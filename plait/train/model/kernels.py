@@ -1,8 +1,8 @@
-"""What lies between matrix products, as functions: norms, activations, rotary positions, dropout, the way
-into the residual stream, the loss's local part.
+"""Functions between matrix products: norms, activations, rotary positions, dropout, the addition to
+the residual stream, the local part of the loss.
 
-``EAGER`` is torch, op by op. ``plait.train.model.compiled`` has the same compiled. An executor is made with
-one of the two (``Strategy.compile``) and calls nothing else.
+``EAGER`` runs torch, op by op. ``plait.train.model.compiled`` has the same functions compiled. An
+executor is made with one of the two (``Strategy.compile``) and calls nothing else.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
+from plait.train.model import formulas
 from plait.train.model.dropout import Mask
-from plait.train.model.rope import rotate
 
 Statistics = tuple[Tensor, ...]
-"""What a norm keeps for its gradient, beside what autograd keeps."""
+"""Tensors that a norm keeps for its gradient, in addition to those that autograd keeps."""
 
 
 class Scale(NamedTuple):
-    """A norm's parameters: of LayerNorm, or of RMSNorm, which has no bias."""
+    """A norm's parameters. bias: None for RMSNorm."""
 
     weight: Tensor
     bias: Tensor | None
@@ -31,7 +31,7 @@ class Scale(NamedTuple):
 
 
 class Summands(NamedTuple):
-    """h + dropout(y + bias), [S, B, H]; ``y`` comes as [parts, S, B, H / parts]."""
+    """The terms of h + dropout(y + bias), [S, B, H]; ``y`` is [parts, S, B, H / parts]."""
 
     h: Tensor
     y: Tensor
@@ -40,11 +40,12 @@ class Summands(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Attention of some queries before its softmax.
+    """Attention scores of some queries before the softmax.
 
-    products: of queries and keys, [M, queries, keys], by (sample, head); consumed. root: what divides them.
-    queries: their positions; keys are the sequence's first. heads: [M], of ``Mask.heads``. first: [M,
-    queries], the first key that each sees, if that is not the sequence's.
+    products: of queries and keys, [M, queries, keys], by (sample, head); overwritten. root: divisor
+    of the products. queries: their positions; keys are the sequence's first. heads: [M], of
+    ``Mask.heads``. first: [M, queries], the first key that each query sees; None: the sequence's
+    first.
     """
 
     products: Tensor
@@ -56,64 +57,69 @@ class Scores(NamedTuple):
 
 
 class Kernels(Protocol):
-    """All of them. ``activate`` and ``rotate`` are differentiable."""
+    """Interface of the kernels. ``activate`` and ``rotate`` are differentiable."""
 
     fuses: bool
-    """Whether ``join_norm`` is to be called where a norm follows a join."""
+    """True if ``join_norm`` is to be called where a norm follows a join."""
 
     def norm(self, h: Tensor, scale: Scale) -> tuple[Tensor, Statistics]:
-        """The norm of [S, B, H]; differentiable if there are no statistics."""
+        """Return the norm of [S, B, H] and its statistics; differentiable if there are no
+        statistics."""
         ...
 
     def norm_gradient(
         self, n: Tensor, h: Tensor, scale: Scale, statistics: Statistics, gradient: Tensor, past: Tensor | None
     ) -> list[Tensor]:
-        """The gradients of h, plus ``past``, and of the parameters from that of ``n``."""
+        """Return the gradients of h (plus ``past``) and of the parameters, from the gradient of
+        ``n``."""
         ...
 
     def join(self, sum_: Summands) -> Tensor:
-        """The sum; called where autograd is off, as what follows."""
+        """Return the sum; called with autograd off, like ``join_norm``."""
         ...
 
     def join_norm(self, sum_: Summands, scale: Scale) -> tuple[Tensor, Tensor, Statistics]:
-        """The sum, and its norm."""
+        """Return the sum, its norm and the norm's statistics."""
         ...
 
     def activate(self, z: Tensor, *, gated: bool) -> Tensor:
-        """GELU (tanh form, as GPT-2), or SwiGLU of [..., 2 F], whose gate comes first."""
+        """Return GELU (tanh form, as in GPT-2), or SwiGLU of [..., 2 F], whose gate comes first."""
         ...
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary positions of [S, B, N, D]; the tables are [S, 1, 1, D]."""
+        """Return queries and keys, [S, B, N, D], rotated by tables [S, 1, 1, D]."""
         ...
 
     def weights(self, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Causal softmax with dropout, shaped as the products, and the log-sum-exp of every query."""
+        """Return the causal softmax with dropout, shaped as the products, and the log-sum-exp of
+        every query."""
         ...
 
     def weights_gradient(self, scores: Scores, lse: Tensor, gradient: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """The same weights once more, and the gradient of the products from that of the weights, consumed.
+        """Return the same weights again, and the gradient of the products from the gradient of the
+        weights, which is overwritten.
 
-        own: [M, queries], of every query its output times the gradient of that.
+        own: [M, queries], of every query the dot product of its output and the output's gradient.
         """
         ...
 
     def drop(self, x: Tensor, mask: Mask) -> Tensor:
-        """Dropout of [S, B, H], which is also the gradient's."""
+        """Apply dropout to [S, B, H]; the same function serves for the gradient."""
         ...
 
     def local_loss(self, logits: Tensor, rows: Tensor, here: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
-        """Of a share of the logits, [M, V / tp], consumed: exponentials against each row's maximum, in its
-        place; and maximum, sum of exponentials and target's logit, [1, 3, M].
+        """Return exponentials of a share of the logits and the loss's statistics.
 
-        rows: [M], the target's column. here: whether it lies in this share. beyond: columns from here on are
+        logits: [M, V / tp], overwritten by the exponentials against each row's maximum. The
+        statistics are maximum, sum of exponentials and target's logit, [1, 3, M]. rows: [M], the
+        target's column. here: whether it lies in this share. beyond: columns from here on are
         padding.
         """
         ...
 
 
 class Eager:
-    """As torch runs them."""
+    """The kernels as torch ops."""
 
     fuses = False
 
@@ -133,23 +139,20 @@ class Eager:
         return found
 
     def activate(self, z: Tensor, *, gated: bool) -> Tensor:
-        if not gated:
-            return F.gelu(z, approximate="tanh")
-        gate, up = z.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return formulas.swiglu(z) if gated else F.gelu(z, approximate="tanh")
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return rotate(q, cos, sin), rotate(k, cos, sin)
+        return formulas.rotate(q, k, cos, sin)
 
     def weights(self, scores: Scores) -> tuple[Tensor, Tensor]:
-        found = _seen(scores)
+        found = _masked_scores(scores)
         maximum = found.amax(dim=-1, keepdim=True)
         total = found.sub_(maximum).exp_().sum(dim=-1, keepdim=True)
         found.div_(total).mul_(scores.mask.weights(scores.heads, scores.queries, found))
         return found.to(scores.products.dtype), (total.log_().add_(maximum)).squeeze(-1)
 
     def weights_gradient(self, scores: Scores, lse: Tensor, gradient: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        found, dtype = _seen(scores).sub_(lse[..., None]).exp_(), gradient.dtype
+        found, dtype = _masked_scores(scores).sub_(lse[..., None]).exp_(), gradient.dtype
         kept = scores.mask.weights(scores.heads, scores.queries, found)
         dropped = (found * kept).to(dtype)
         through = gradient.to(found.dtype).mul_(kept).sub_(own[..., None]).mul_(found).div_(scores.root)
@@ -187,12 +190,12 @@ EAGER = Eager()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """In which sums are made."""
+    """Return the dtype in which sums are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _seen(scores: Scores) -> Tensor:
-    """Products / root where a query sees a key, in the products' place."""
+def _masked_scores(scores: Scores) -> Tensor:
+    """Return products / root in the products' memory, -inf where a query does not see a key."""
     keys = torch.arange(scores.products.shape[-1], device=scores.products.device)
     hidden = keys[None, :] > scores.queries[:, None]
     if scores.first is not None:
@@ -201,10 +204,10 @@ def _seen(scores: Scores) -> Tensor:
 
 
 def gradients_of(result: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor]:
-    """Those of ``inputs`` from that of ``result``: what ``torch.autograd.grad`` asks of the engine, which
-    checks shapes itself.
+    """Return the gradients of ``inputs`` from the gradient of ``result``. It does what
+    ``torch.autograd.grad`` does, but calls the engine directly, which checks shapes itself.
 
-    Not by ``grad``: to compare two shapes that may be symbols it imports sympy, 0.6 s of processor time in
+    ``grad`` imports sympy to compare two shapes that may be symbols, 0.6 s of processor time in
     every rank's first step.
     """
     return _engine_run_backward((result,), (gradient,), False, False, tuple(inputs), False, accumulate_grad=False)

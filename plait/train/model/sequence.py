@@ -1,19 +1,11 @@
-"""Attention over a sequence that several ranks share: Ulysses all-to-all (SP-2), ring attention (SP-3), and
-one inside the other.
+"""Attention over a sequence that ranks share: Ulysses all-to-all (arXiv 2309.14509), ring attention
+(arXiv
+2310.01889), and both nested.
 
-The mathematics alone; what travels, and when, is the segment list's (``core.step.attention_ops``,
-``plait.train.engine.attention``). Every rank of a sequence-parallel group holds some tokens of every sample
-(``core.parallel.layout.SequenceCut``) and computes everything but attention on them alone.
-
-Ulysses (arXiv 2309.14509): tokens of this rank's part, all heads -> tokens of all parts, some heads;
-attention; and back. Where key/value heads are fewer than ranks, a head goes to all the ranks whose query
-heads use it.
-
-Ring (arXiv 2310.01889): keys and values travel from rank to rank; every rank attends to each block as it
-passes and merges the results by their log-sum-exp. The sequence is cut into twice as many chunks as ranks,
-and a rank has one from the front and its mirror image from the end, so that the causal mask leaves all the
-same work: with its own block plain causal attention, with an earlier rank's the first half of that block,
-with a later rank's all of it for the second half of the queries.
+Only the mathematics; instruction lists schedule the collectives (``core.step.attention_ops``,
+``plait.train.engine.attention``). Every rank of a sequence-parallel group holds some tokens of
+every sample (``core.parallel.layout.SequenceCut``). Everything but attention is computed on these
+tokens alone. ``for_heads`` explains Ulysses, ``RingStep`` the ring.
 """
 
 from __future__ import annotations
@@ -30,13 +22,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plait.train.comm.wire import NullWire, Wire
-from plait.train.model.documents import Documents, Stretch
+from plait.train.model.documents import Documents, DocumentSpan
 
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """One rank's wires for attention: heads are exchanged over ``ulysses``, keys and values travel along
-    ``ring``."""
+    """One rank's process groups for attention: ``ulysses`` exchanges heads, ``ring`` passes keys
+    and values."""
 
     ulysses: Wire
     ring: Wire
@@ -44,15 +36,22 @@ class SequenceGroup:
 
 ALONE = SequenceGroup(NullWire(), NullWire())
 FLASH = (torch.bfloat16, torch.float16)
-"""What a GPU's flash attention takes, which is the only kernel there that shares key/value heads."""
+"""The dtypes of a GPU's flash attention, the only kernel there that supports grouped key/value
+heads."""
 
 
 # ---- Ulysses ----
 
 
 def for_heads(q: Tensor, k: Tensor, v: Tensor, size: int) -> Tensor:
-    """[S / u, B, N, D] of all heads -> [u, S / u, B, heads of one rank, D]: what goes to every rank."""
-    if k.shape[2] % size:  # a head goes to several
+    """Pack queries, keys and values for the Ulysses all-to-all (SP-2).
+
+    [S / u, B, N, D] of all heads -> [u, S / u, B, heads of one rank, D], the part for every rank.
+    Each rank gives the tokens of its part with all heads, and receives all tokens of some heads for
+    attention. Where key/value heads are fewer than ranks, a head goes to all ranks whose query
+    heads use it.
+    """
+    if k.shape[2] % size:  # a head goes to several ranks
         chosen = chosen_heads(size, q.shape[2], k.shape[2], q.device)
         k, v = (t.index_select(2, chosen) for t in (k, v))
     parts = [t.unflatten(2, (size, -1)) for t in (q, k, v)]
@@ -60,7 +59,8 @@ def for_heads(q: Tensor, k: Tensor, v: Tensor, size: int) -> Tensor:
 
 
 def from_heads(parts: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The other way, for gradients: those of a key/value head that several ranks used are added up."""
+    """Reverse ``for_heads``, for gradients; those of a key/value head that several ranks used are
+    summed."""
     size = parts.shape[0]
     each, kv_each = heads // size, max(1, kv_heads // size)
     q, k, v = (t.permute(1, 2, 0, 3, 4).flatten(2, 3) for t in parts.split([each, kv_each, kv_each], dim=3))
@@ -72,8 +72,8 @@ def from_heads(parts: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor
 
 
 def split_heads(whole: Tensor, size: int, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What has come from all ranks, [u, S / u, B, heads of one rank, D] -> queries, keys and values of this
-    rank's heads, [B, N / u, S, D]."""
+    """Unpack the parts received from all ranks, [u, S / u, B, heads of one rank, D], to queries,
+    keys and values of this rank's heads, [B, N / u, S, D]."""
     each, kv_each = heads // size, max(1, kv_heads // size)
     q, k, v = (t.permute(1, 2, 0, 3) for t in whole.flatten(0, 1).split([each, kv_each, kv_each], dim=2))
     return q, k, v
@@ -81,61 +81,70 @@ def split_heads(whole: Tensor, size: int, heads: int, kv_heads: int) -> tuple[Te
 
 @lru_cache(maxsize=64)
 def chosen_heads(size: int, heads: int, kv_heads: int, device: torch.device) -> Tensor:
-    """The key/value heads that rank r's query heads use, r after r: a head may stand there more than once.
-    Made once: a list that becomes a tensor on a GPU makes the host wait for it."""
+    """Return the key/value heads that each rank's query heads use, concatenated by rank; a head may
+    appear more than once. Cached: a Python list that becomes a GPU tensor makes the host wait."""
     firsts = [rank * heads // size * kv_heads // heads for rank in range(size)]
     return torch.tensor([first + i for first in firsts for i in range(max(1, kv_heads // size))], device=device)
 
 
 def for_tokens(o: Tensor, size: int) -> Tensor:
-    """Attention of this rank's heads, [B, N / u, S, D] -> [u, S / u, B, N / u, D]: what goes to every
-    rank."""
+    """Pack attention of this rank's heads for the all-to-all back: [B, N / u, S, D] -> [u, S / u,
+    B, N / u, D]."""
     return o.permute(2, 0, 1, 3).unflatten(0, (size, -1)).contiguous()
 
 
 def from_tokens(parts: Tensor) -> Tensor:
-    """What has come from all ranks, [u, S / u, B, N / u, D] -> [S / u * B, N * D]."""
+    """Unpack the parts received from all ranks, [u, S / u, B, N / u, D], to [S / u * B, N * D]."""
     return parts.permute(1, 2, 0, 3, 4).flatten(2).flatten(0, 1)
 
 
 # ---- ring ----
 
 
-class Near(NamedTuple):
-    """A window. ahead: tokens by which the first query stands behind the first key. size: keys that a query
-    sees at most, its own included."""
+class SlidingWindow(NamedTuple):
+    """A sliding window. ahead: distance in tokens from the first key to the first query. size: keys
+    that a query sees at most, its own included."""
 
     ahead: int
     size: int
 
     def mask(self, q: Tensor, k: Tensor) -> Tensor:
-        """What is added to the scores of [..., queries, D] and [..., keys, D]; made once."""
+        """Return the term added to the scores of [..., queries, D] and [..., keys, D]; cached."""
         return near_mask(self, q.shape[2], k.shape[2], q.dtype, q.device)
 
 
-class Sight(NamedTuple):
-    """Queries and what they see of a block's keys: of their own place what is not later (``causal``), or
-    all; within a window, if there is one. samples: of which sequences."""
+class MaskTile(NamedTuple):
+    """A rectangle of queries and keys that the mask lets through. ``causal``: a query sees keys at
+    its own and earlier positions of the rectangle; else all keys. near: the sliding window, if any.
+    samples: the sequences."""
 
     rows: slice
     columns: slice
     causal: bool
-    near: Near | None = None
+    near: SlidingWindow | None = None
     samples: slice = slice(None)
 
     def of(self, x: Tensor) -> Tensor:
-        """The queries' part of [B, N, S, ...]."""
+        """Return the queries' part of [B, N, S, ...]."""
         return x[self.samples, :, self.rows]
 
-    def seen(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys' and the values' part of a block, [2, B, N_kv, S, D]."""
+    def keys_values(self, block: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the part of a block's keys and values, [2, B, N_kv, S, D], in the rectangle."""
         k, v = block[:, self.samples, :, self.columns]
         return k, v
 
 
-class RingTurn(NamedTuple):
-    """A block of keys that a rank of a ring attends to. owner: whose tokens they are. window: keys that a
-    query sees; 0: all before it. documents: within which it sees."""
+class RingStep(NamedTuple):
+    """One step of ring attention (SP-3): the block of keys that a rank attends to. owner: the rank
+    whose tokens they are. window: keys that a query sees; 0: all before it. documents: limits of
+    attention, if any.
+
+    Keys and values travel from rank to rank. Every rank attends to each block as it passes and
+    merges the results by their log-sum-exp. The sequence is split into twice as many chunks as
+    ranks. A rank has one chunk from the front and its mirror image from the end, which balances the
+    causal mask. Its own block needs plain causal attention; an earlier rank's block, its first
+    half; a later rank's block, all of it for the second half of the queries.
+    """
 
     owner: int
     rank: int
@@ -145,24 +154,25 @@ class RingTurn(NamedTuple):
 
     @property
     def partial(self) -> bool:
-        """Whether sights may leave out queries."""
+        """True if some queries may see no key of the block."""
         return bool(self.window) or self.documents is not None
 
-    def sights(self, tokens: int) -> list[Sight]:
-        """Queries of ``rank`` that see something of the block; both have so many tokens."""
+    def tiles(self, tokens: int) -> list[MaskTile]:
+        """Return the rectangles in which queries of ``rank`` see keys of the block; both have
+        ``tokens`` tokens."""
         if self.partial:
             return list(self._parts(tokens // 2))
         half, whole = tokens // 2, slice(0, tokens)
         if self.owner == self.rank:
-            return [Sight(whole, whole, True)]
+            return [MaskTile(whole, whole, True)]
         earlier = self.owner < self.rank
-        return [Sight(whole, slice(0, half), False) if earlier else Sight(slice(half, tokens), whole, False)]
+        return [MaskTile(whole, slice(0, half), False) if earlier else MaskTile(slice(half, tokens), whole, False)]
 
-    def _parts(self, half: int) -> Iterator[Sight]:
-        """Of every chunk of queries and of keys, and of every document. Queries that see none of the keys are
-        left out, and keys that none of the queries sees."""
+    def _parts(self, half: int) -> Iterator[MaskTile]:
+        """Yield the rectangle of every chunk of queries, chunk of keys and document, without
+        queries that see no key and keys that no query sees."""
         queries, keys = ((rank, 2 * self.size - 1 - rank) for rank in (self.rank, self.owner))
-        within = self.documents.stretches() if self.documents else [Stretch(-1, 0, 2 * self.size * half)]
+        within = self.documents.stretches() if self.documents else [DocumentSpan(-1, 0, 2 * self.size * half)]
         for (row, query), (column, key) in product(enumerate(queries), enumerate(keys)):
             for sample, first, last in within if query >= key else ():
                 begin, end = max(first, query * half), min(last, (query + 1) * half)
@@ -171,9 +181,9 @@ class RingTurn(NamedTuple):
                     seen, end = max(seen, begin - self.window + 1), min(end, until - 1 + self.window)
                 if begin >= end or seen >= until:
                     continue
-                near = Near(begin - seen, self.window) if self.window and end - seen > self.window else None
+                near = SlidingWindow(begin - seen, self.window) if self.window and end - seen > self.window else None
                 at, there = row * half - query * half, column * half - key * half
-                yield Sight(
+                yield MaskTile(
                     slice(at + begin, at + end),
                     slice(there + seen, there + until),
                     near is None and query == key,
@@ -183,27 +193,27 @@ class RingTurn(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def near_mask(near: Near, queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """0 where a query sees a key, else minus infinity."""
+def near_mask(near: SlidingWindow, queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return 0 where a query sees a key, else minus infinity."""
     back = near.ahead + torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
     hidden = (back < 0) | (back >= near.size)
     return torch.zeros(queries, keys, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
 def attend_near(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Causal attention of [B, N, S, D] within a window, differentiated by autograd. A GPU's flash attention
-    leaves out what lies outside; other kernels compute and hide it."""
+    """Return causal attention of [B, N, S, D] within a window, differentiable by autograd. A GPU's
+    flash attention skips keys outside the window; other kernels compute and mask them."""
     if q.is_cuda and q.dtype in FLASH:
         q, k, v, length = *(t.transpose(1, 2) for t in (q, k, v)), q.shape[2]
         out = torch.ops.aten._flash_attention_forward(
             q, k, v, None, None, length, length, 0.0, True, False, window_size_left=window - 1, window_size_right=0
         )[0]
         return out.transpose(1, 2)
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=Near(0, window).mask(q, k))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=SlidingWindow(0, window).mask(q, k))
 
 
 def attend_causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Attention of [B, N, S, D] to what is not later, differentiated by autograd. Keys and values may have
+    """Return causal attention of [B, N, S, D], differentiable by autograd. Keys and values may have
     fewer heads. window: keys that a query sees; 0: all."""
     grouped = q.shape[1] != k.shape[1]
     if grouped and not (q.is_cuda and q.dtype in FLASH):
@@ -214,8 +224,9 @@ def attend_causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 
 def attend_documents(q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int) -> Tensor:
-    """``attend_causal`` within each document. A GPU's flash attention takes all documents in one call (its
-    variable lengths); elsewhere they come one after the other, and cost what they would cost alone."""
+    """Return ``attend_causal`` within each document. A GPU's flash attention takes all documents in
+    one call (variable lengths). Elsewhere documents are computed one after the other, at the cost
+    of separate sequences."""
     if q.is_cuda and q.dtype in FLASH:
         b, _, tokens, _ = q.shape
         q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
@@ -230,18 +241,18 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, documents: Documents, wind
 
 
 class _Documents(torch.autograd.Function):
-    """Attention within each document, whose results lie in one tensor: as much is kept for the backward as
-    without documents."""
+    """Attention within each document, with the results in one tensor: the backward pass keeps as
+    much as without documents."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, documents: Documents, window: int) -> Tensor:
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=sums(q.dtype))
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=sum_dtype(q.dtype))
         for sight in _document_sights(documents, window):
             parts = (sight.of(t) for t in (q, k, v))
             found = _attend(*parts, causal=sight.causal, near=sight.near)
             for whole, part in zip((out, lse), found, strict=True):
                 sight.of(whole).copy_(part)
-            del found  # before the next one is made
+            del found  # free the memory before the next document
         ctx.documents, ctx.window = documents, window
         ctx.save_for_backward(q, k, v, out, lse)
         return out
@@ -260,68 +271,74 @@ class _Documents(torch.autograd.Function):
         return (*into, None, None)
 
 
-def _document_sights(documents: Documents, window: int) -> Iterator[Sight]:
-    """What is attended to, one document after the other."""
+def _document_sights(documents: Documents, window: int) -> Iterator[MaskTile]:
+    """Yield the rectangle of each document."""
     for sample, first, last in documents.stretches():
-        near, own = Near(0, window) if 0 < window < last - first else None, slice(first, last)
-        yield Sight(own, own, near is None, near, slice(sample, sample + 1))
+        near, own = SlidingWindow(0, window) if 0 < window < last - first else None, slice(first, last)
+        yield MaskTile(own, own, near is None, near, slice(sample, sample + 1))
 
 
-def attend_block(found: list[Tensor], q: Tensor, block: Tensor, turn: RingTurn) -> None:
-    """Attention of a rank's queries, [B, N, S / c, D], to the block of a turn, [2, B, N_kv, S / c, D],
-    merged into ``found``, [attention, log-sum-exp]; its own block, which every query sees, comes first.
+def attend_block(accumulated: list[Tensor], q: Tensor, block: Tensor, turn: RingStep) -> None:
+    """Attend with a rank's queries, [B, N, S / c, D], to the block of a ring step, [2, B, N_kv, S /
+    c, D], and merge the result into ``accumulated``, [attention, log-sum-exp].
 
-    Keys and values may have fewer heads, which the queries' groups share.
+    The rank's own block, which every query sees, comes first. Keys and values may have fewer heads,
+    shared by groups of queries.
     """
-    if not found and turn.partial:  # no sight is of all queries
-        found += [torch.zeros_like(q, dtype=sums(q.dtype)), q.new_full(q.shape[:3], -math.inf, dtype=sums(q.dtype))]
-    for sight in turn.sights(q.shape[2]):
-        part, part_lse = _attend(sight.of(q), *sight.seen(block), causal=sight.causal, near=sight.near)
-        if not found:
-            found += [part.to(sums(q.dtype), copy=True), part_lse.clone()]
+    if not accumulated and turn.partial:  # no rectangle has all queries
+        accumulated += [
+            torch.zeros_like(q, dtype=sum_dtype(q.dtype)),
+            q.new_full(q.shape[:3], -math.inf, dtype=sum_dtype(q.dtype)),
+        ]
+    for sight in turn.tiles(q.shape[2]):
+        part, part_lse = _attend(sight.of(q), *sight.keys_values(block), causal=sight.causal, near=sight.near)
+        if not accumulated:
+            accumulated += [part.to(sum_dtype(q.dtype), copy=True), part_lse.clone()]
         else:
-            out, lse = found
+            out, lse = accumulated
             _merge(sight.of(out), sight.of(lse), part, part_lse)
 
 
 def block_gradient(
-    gradient: Tensor, q: Tensor, block: Tensor, found: list[Tensor], into: tuple[Tensor, Tensor], turn: RingTurn
+    gradient: Tensor, q: Tensor, block: Tensor, result: list[Tensor], into: tuple[Tensor, Tensor], turn: RingStep
 ) -> None:
-    """Add the gradients of queries and of the block of a turn to ``into``. found: attention and log-sum-exp
-    over all blocks, which is all that is needed of the others."""
+    """Add the gradients of queries and of the block of a ring step to ``into``. result: attention
+    and log-sum-exp over all blocks; nothing else of the other blocks is needed."""
     of_queries, of_block = into
-    for sight in turn.sights(q.shape[2]):
-        out, lse = (sight.of(t) for t in found)
+    for sight in turn.tiles(q.shape[2]):
+        out, lse = (sight.of(t) for t in result)
         dq, dk, dv = _attend_backward(
-            sight.of(gradient), sight.of(q), *sight.seen(block), out, lse, causal=sight.causal, near=sight.near
+            sight.of(gradient), sight.of(q), *sight.keys_values(block), out, lse, causal=sight.causal, near=sight.near
         )
-        of_q, (of_k, of_v) = sight.of(of_queries), sight.seen(of_block)
+        of_q, (of_k, of_v) = sight.of(of_queries), sight.keys_values(of_block)
         of_q += dq
         of_k += dk
         of_v += dv
 
 
-def sums(dtype: torch.dtype) -> torch.dtype:
-    """In which parts from all ranks are added up."""
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which parts from all ranks are summed."""
     return torch.float32 if dtype in FLASH else dtype
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Attention over two sets of keys from attention over each; in place."""
+    """Merge attention over two sets of keys into ``out`` and ``lse``, in place."""
     both = torch.logaddexp(lse, part_lse)
     out.mul_((lse - both).exp()[..., None]).add_(part * (part_lse - both).exp()[..., None])
     lse.copy_(both)
 
 
 def _expanded(k: Tensor, v: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """As many key/value heads as query heads."""
+    """Repeat key/value heads to the number of query heads."""
     group = heads // k.shape[1]
     return (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, near: Near | None = None) -> tuple[Tensor, Tensor]:
-    """torch's fused kernels behind ``scaled_dot_product_attention``, with the log-sum-exp they keep: [B, N,
-    S, D] and [B, N, S]. A window within a ring has none on a GPU."""
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, near: SlidingWindow | None = None
+) -> tuple[Tensor, Tensor]:
+    """Run torch's fused kernels of ``scaled_dot_product_attention`` and return the result and its
+    log-sum-exp: [B, N, S, D] and [B, N, S]. On a GPU no fused kernel has a window within a ring."""
     ops, mask = torch.ops.aten, near and near.mask(q, k)
     if mask is not None:
         k, v = _expanded(k, v, q.shape[1])
@@ -336,15 +353,15 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, near: Near | None 
     if q.dtype == torch.float64:
         return plain_attention(q, k, v, causal=causal)
     out, lse, *_ = ops._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
-    return out, lse.narrow(2, 0, q.shape[2])  # the kernel pads it
+    return out, lse.narrow(2, 0, q.shape[2])  # the kernel pads lse
 
 
 def _attend_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool,
-    near: Near | None = None,
+    near: SlidingWindow | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients through one block, given output and log-sum-exp over all blocks, which is all the softmax
-    needs to know of the others."""
+    """Return gradients through one block from output and log-sum-exp over all blocks; the softmax
+    needs nothing else of the other blocks."""
     kv_heads, ops, mask = k.shape[1], torch.ops.aten, near and near.mask(q, k)
     if mask is None and q.is_cuda and q.dtype in FLASH:
         none, lengths = torch.empty(0, dtype=torch.uint64, device=q.device), (q.shape[2], k.shape[2])
@@ -360,7 +377,7 @@ def _attend_backward(
         weights = attention_weights(q, k, lse, causal=causal, mask=mask)
         dq, dk, dv = plain_attention_backward(gradient, q, k, v, out, weights)
     else:
-        # The kernel reads ``out`` as it wrote it, [B, S, N, D], whatever its strides say.
+        # The kernel ignores the strides of ``out`` and reads [B, S, N, D], the layout that it wrote.
         out = out.transpose(1, 2).contiguous().transpose(1, 2)
         padded = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32)).contiguous()
         none = torch.zeros((), dtype=torch.int64)
@@ -376,20 +393,22 @@ def _attend_backward(
 def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What fused kernels give, where there is none (fp64 on a GPU), with all scores in memory."""
+    """Return the results of the fused kernels where none exists (fp64 on a GPU), with all scores in
+    memory."""
     scores = _scores(q, k, causal=causal, mask=mask)
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
 def attention_weights(q: Tensor, k: Tensor, lse: Tensor, *, causal: bool, mask: Tensor | None = None) -> Tensor:
-    """Softmax of the scores, [B, N, queries, keys], from a log-sum-exp of all keys, also of other blocks."""
+    """Return the softmax of the scores, [B, N, queries, keys], from a log-sum-exp over all keys,
+    including other blocks."""
     return (_scores(q, k, causal=causal, mask=mask) - lse[..., None]).exp()
 
 
 def plain_attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values (arXiv 2205.14135, appendix B.4)."""
+    """Return gradients of queries, keys and values (arXiv 2205.14135, appendix B.4)."""
     own = (gradient * out).sum(-1, keepdim=True)
     found = weights * (gradient @ v.transpose(2, 3) - own) / math.sqrt(q.shape[3])
     return found @ k, found.transpose(2, 3) @ q, weights.transpose(2, 3) @ gradient

@@ -1,7 +1,8 @@
-"""GPT and Llama as plain modules: parameters and the mathematics between collectives, no wire and no order.
+"""GPT and Llama as plain modules: parameters and the mathematics between collectives, without
+communication or scheduling.
 
-Activations are [S, B, H] (sequence first), so that a sequence shard is a contiguous range of rows. A sublayer
-is::
+Activations are [S, B, H] (sequence first), so that a sequence shard is a contiguous range of rows.
+A sublayer is::
 
     h' = join(h, y)      residual stream plus the previous sublayer's reduced output (bias, dropout)
     n  = norm(h')
@@ -9,9 +10,9 @@ is::
     o  = core(z)                    attention, or activation
     y  = o @ row^T                  partial sums over ranks, to be reduced
 
-The linears are called by the executor (their input and weight gradients are scheduled apart); ``join``,
-``norm`` and ``core`` are differentiated by autograd, ``join`` by ``join_gradient``, which needs no
-activations.
+The executor calls the linears, because their input and weight gradients are scheduled separately.
+Autograd differentiates ``norm`` and ``core``; ``join_gradient``, which needs no activations,
+differentiates ``join``.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from plait.core.parallel.strategy import Strategy
 from plait.train.model.basics import JoinGradient, Norm, SliceContext, WeightModule
 from plait.train.model.dropout import DropoutSite, Mask
 from plait.train.model.dropped_attention import attend
+from plait.train.model.formulas import RotaryTables
 from plait.train.model.kernels import EAGER, Scale, Summands, gradients_of
-from plait.train.model.rope import Turns
-from plait.train.model.sequence import ALONE, RingTurn, SequenceGroup, attend_causal, attend_documents
+from plait.train.model.sequence import ALONE, RingStep, SequenceGroup, attend_causal, attend_documents
 
 
 class Sublayer(nn.Module):
@@ -43,40 +44,41 @@ class Sublayer(nn.Module):
 
     site: DropoutSite
     cheap = False
-    """Whether the core costs little to run again."""
+    """True if the core costs little to run again."""
 
     @property
     def branches(self) -> list[Sublayer]:
-        """What stands side by side between norm and join."""
+        """The parallel paths between norm and join."""
         return [self]
 
     def join(self, h: Tensor, y: Tensor, context: SliceContext) -> Tensor:
-        """Residual stream after this sublayer, [S, B, H]; ``y`` comes as [parts, S, B, H / parts],
+        """Return the residual stream after this sublayer, [S, B, H]. y: [parts, S, B, H / parts],
         reduced."""
         return context.kernels.join(self.summands(h, y, context))
 
     def summands(self, h: Tensor, y: Tensor, context: SliceContext) -> Summands:
-        """What ``join`` adds up."""
+        """Return the terms that ``join`` adds up."""
         return Summands(h, y, self.row.bias, context.mask(self.spec.dropout, self.layer, self.site))
 
     def join_gradient(self, gradient: Tensor, context: SliceContext) -> JoinGradient:
-        """Gradient of ``y`` from that of the sum."""
+        """Return the gradients of ``y`` and of the bias from the gradient of the sum."""
         mask = context.mask(self.spec.dropout, self.layer, self.site)
         gradient = gradient if mask is None else context.kernels.drop(gradient, mask)
         return gradient, [(self.row.bias, gradient.sum((0, 1)), None)] if self.row.bias is not None else []
 
     @property
     def inner(self) -> list[nn.Parameter]:
-        """Parameters within the core."""
+        """Parameters of the core."""
         return []
 
     def core(self, z: Tensor, context: SliceContext) -> Tensor:
-        """[S, B, first weight's rows] -> [S, B, second weight's columns]."""
+        """Map [S, B, first weight's rows] to [S, B, second weight's columns]."""
         raise NotImplementedError
 
 
 class Attention(Sublayer):
-    """Causal self-attention over this rank's heads; grouped-query where there are fewer key/value heads."""
+    """Causal self-attention over this rank's heads; grouped-query if there are fewer key/value
+    heads."""
 
     site = "attn"
 
@@ -97,56 +99,63 @@ class Attention(Sublayer):
 
     @property
     def inner(self) -> list[nn.Parameter]:
-        """Norms of queries and of keys."""
+        """The weights of the norms of queries and of keys, if the model has these norms."""
         return [norm.weight for norm in (self.q_norm, self.k_norm) if norm is not None]
 
     def core(self, z: Tensor, context: SliceContext) -> Tensor:
-        """Rotary positions, attention, heads side by side again; where nobody else has tokens of the same
-        sequences."""
-        q, k, v = (t.permute(1, 2, 0, 3) for t in self.turned(z, context))
+        """Apply rotary positions and attention, and concatenate heads; only if no other rank has
+        tokens of the same sequences."""
+        q, k, v = (t.permute(1, 2, 0, 3) for t in self.rotated_qkv(z, context))
         o = self.attend(q, k, v, context).permute(2, 0, 1, 3)
         return o.reshape(*z.shape[:2], -1)
 
-    def turned(self, z: Tensor, context: SliceContext) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, [S, B, N, D], normalised, with their positions."""
+    def rotated_qkv(self, z: Tensor, context: SliceContext) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, [S, B, N, D], normalised and rotated by their
+        positions."""
         q, k, v = self._heads(z)
         if self.inner:
             q, k = (self._normed(x, weight) for x, weight in zip((q, k), self.inner, strict=True))
-        if context.turns is not None:
-            q, k = self._rotated(context.turns, q, k, context)
+        if context.rotary is not None:
+            q, k = self._rotated(context.rotary, q, k, context)
         return q, k, v
 
     @staticmethod
-    def _rotated(turns: Turns, q: Tensor, k: Tensor, context: SliceContext, *, back: bool = False) -> Sequence[Tensor]:
-        """Queries and keys with their positions; back: without them. Tables of documents differ by sequence,
-        which would be one more variant of what is compiled."""
+    def _rotated(
+        turns: RotaryTables, q: Tensor, k: Tensor, context: SliceContext, *, back: bool = False
+    ) -> Sequence[Tensor]:
+        """Return queries and keys rotated by their positions. back: rotate by the inverse.
+
+        Tables of documents differ by sequence and would be one more compiled variant, so they use
+        eager kernels.
+        """
         cos, sin = turns
         kernels = context.kernels if context.documents is None else EAGER
         return kernels.rotate(q, k, cos, -sin if back else sin)
 
     def _heads(self, z: Tensor) -> Sequence[Tensor]:
-        """Queries, keys and values as the first weight gives them."""
+        """Split the first weight's output into queries, keys and values."""
         heads = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         return z.view(*z.shape[:2], -1, self.spec.head_size).split(heads, dim=2)
 
     def _normed(self, x: Tensor, weight: nn.Parameter) -> Tensor:
-        """Every head divided by its root mean square; op by op, so that autograd knows it."""
+        """Divide every head by its root mean square; op by op, so that autograd can differentiate
+        it."""
         return EAGER.norm(x, Scale(weight, None, self.spec.norm_eps))[0]
 
     def _normed_back(self, gradient: Tensor, x: Tensor, weight: nn.Parameter) -> Sequence[Tensor]:
-        """The gradients of x and weight."""
+        """Return the gradients of x and weight."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             result = self._normed(x, weight)
         return gradients_of(result, [x, weight], gradient)
 
-    def turned_back(
+    def rotated_qkv_grad(
         self, q: Tensor, k: Tensor, v: Tensor, z: Tensor | None, context: SliceContext
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """The gradients of z, [S, B, first weight's rows], and of ``inner``, from those of what ``turned``
-        gives. z: only where anything is within."""
-        if context.turns is not None:
-            q, k = self._rotated(context.turns, q, k, context, back=True)
+        """Return the gradients of z, [S, B, first weight's rows], and of ``inner``, from the
+        gradients of the results of ``rotated_qkv``. z: only needed if ``inner`` is not empty."""
+        if context.rotary is not None:
+            q, k = self._rotated(context.rotary, q, k, context, back=True)
         found = list[Tensor]()
         if z is not None:
             before = zip((q, k), self._heads(z), self.inner, strict=False)
@@ -154,13 +163,14 @@ class Attention(Sublayer):
             found = [of_q, of_k]
         return torch.cat((q, k, v), dim=2).flatten(2), found
 
-    def turn(self, number: int, context: SliceContext) -> RingTurn:
-        """Whose block of keys it is that has come ``number`` ranks far round the ring."""
+    def ring_step(self, number: int, context: SliceContext) -> RingStep:
+        """Return the ring step at which the block of keys has moved ``number`` ranks along the
+        ring."""
         ring, window = self.sequence.ring, self.spec.window_at(self.layer)
-        return RingTurn((ring.rank - number) % ring.size, ring.rank, ring.size, window, context.documents)
+        return RingStep((ring.rank - number) % ring.size, ring.rank, ring.size, window, context.documents)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
-        """Causal attention of [B, N, S, D], differentiated by autograd."""
+        """Return causal attention of [B, N, S, D], differentiable by autograd."""
         dropout, window, documents = context.dropout, self.spec.window_at(self.layer), context.documents
         if dropout is None or not self.spec.attention_dropout:
             if documents is None:
@@ -171,7 +181,7 @@ class Attention(Sublayer):
         mask = Mask(dropout, self.spec.attention_dropout, self.layer, "core", context.samples, heads)
         if documents is None:
             return attend(q, k, v, mask, context.kernels)
-        return attend(q, k, v, mask, EAGER, documents.starts)  # first keys are no argument of what is compiled
+        return attend(q, k, v, mask, EAGER, documents.starts)  # compiled kernels take no first keys
 
 
 class Mlp(Sublayer):
@@ -181,13 +191,13 @@ class Mlp(Sublayer):
     cheap = True
 
     def core(self, z: Tensor, context: SliceContext) -> Tensor:
-        """Activation; with a gate, its rows come first."""
+        """Apply the activation; with a gate, the gate's rows come first."""
         return context.kernels.activate(z, gated=self.spec.gated)
 
 
 class ParallelBlock:
-    """Attention and MLP side by side, y = attention(norm(h)) + mlp(norm(h)): one norm, one bias, one gather
-    and one reduction (Wang 2021; MegaScale, arXiv 2402.15627, section 3.1)."""
+    """Attention and MLP in parallel, y = attention(norm(h)) + mlp(norm(h)): one norm, one bias, one
+    gather and one reduction (Wang 2021; MegaScale, arXiv 2402.15627, section 3.1)."""
 
     def __init__(self, attention: Attention, mlp: Mlp) -> None:
         self.branches: list[Sublayer] = [attention, mlp]

@@ -1,4 +1,5 @@
-"""A rank's share of a model as one object: its modules, and the units in which their parameters lie."""
+"""A rank's share of a model as one object: its modules, and the units that store their
+parameters."""
 
 from __future__ import annotations
 
@@ -14,11 +15,10 @@ from plait.core.parallel.sharding import Sharding, Unit
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.segments import Site
 from plait.core.step.stages import Stage
-from plait.train.model.basics import Norm, WeightModule
+from plait.train.model.basics import Down, Norm, Up, WeightModule
 from plait.train.model.embedding import Embedding
+from plait.train.model.formulas import Rope
 from plait.train.model.pieces import Piece, initialise, pieces
-from plait.train.model.resampling import Down, Up
-from plait.train.model.rope import Rope
 from plait.train.model.sequence import ALONE, SequenceGroup
 from plait.train.model.sublayers import Attention, Mlp, ParallelBlock, Sublayer
 from plait.train.model.units import ShardSpec, UnitStore, make_units
@@ -27,7 +27,7 @@ WHOLE = Sharding()
 
 
 class Share(Protocol):
-    """What a rank holds of a model: parameters by name, and which part of which tensor they are."""
+    """A rank's share of a model: parameters by name, the pieces they hold, and their units."""
 
     spec: ModelSpec
     named: dict[str, nn.Parameter]
@@ -48,9 +48,9 @@ class StageModels:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCut:
-    """What of a model one rank has. stage: None for all layers. tp_rank: its tensor-parallel share of them.
-    sequence: with whom it shares sequences. sharding, shard_rank: how its parameters are cut over the ranks
-    that have this same share, and which of them this is."""
+    """The part of a model that a rank has. stage: None for all layers. tp_rank: its tensor-parallel
+    rank. sequence: the groups with which it shares sequences. sharding, shard_rank: how the
+    parameters are sharded over ranks with this same share, and this rank's index among them."""
 
     stage: Stage | None = None
     tp_rank: int = 0
@@ -60,7 +60,8 @@ class ModelCut:
 
 
 class Transformer(nn.Module):
-    """One rank's share of a model, or the whole of it; initialised the same whatever the degrees."""
+    """One rank's share of a model, or the whole of it; initial values are the same at all parallel
+    degrees."""
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class Transformer(nn.Module):
         self._fill(seed)
 
     def _fill(self, seed: int) -> None:
-        """Make every parameter from its pieces; rows that no piece covers (vocabulary padding) are zero."""
+        """Initialise every parameter from its pieces; rows that no piece covers (vocabulary
+        padding) are zero."""
         for store in self.units.values():
             store.fill(lambda piece: initialise(self.spec, piece, seed))
         for name, parameter in self.named.items():
@@ -123,5 +125,5 @@ class Transformer(nn.Module):
 
 
 def _modules(named: Mapping[int, nn.Module]) -> nn.ModuleDict:
-    """As torch wants them, so that it finds their parameters."""
+    """Return the modules as a ``ModuleDict``, in which torch finds their parameters."""
     return nn.ModuleDict({str(at): module for at, module in named.items()})

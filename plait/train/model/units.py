@@ -1,10 +1,10 @@
-"""Where a rank's parameters live: one flat tensor for each unit, sharded over the ranks that would replicate
-it.
+"""Storage of a rank's parameters: one flat tensor per unit, sharded over the ranks that would
+replicate it.
 
-A unit (``core.parallel.sharding``) is the matrices of one segment. A rank's shard of it is allocated once.
-The parameters that the model computes with are views: of the shard if the unit is not sharded, else of a
-buffer into which it is gathered. Initial values, imports and checkpoints see ranges of logical tensors
-instead (``ShardBox``).
+A unit (``core.parallel.sharding``) is the matrices of one segment. A rank's shard of it is
+allocated once. The model's parameters are views: of the shard if the unit is not sharded, else of a
+buffer into which the unit is gathered. Initial values, imports and checkpoints use ranges of
+logical tensors instead (``ShardBox``).
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from plait.train.model.pieces import Piece
 
 
 class ShardBox(NamedTuple):
-    """``box`` of the whole tensor that ``piece`` is a range of, contiguous from element ``start`` of some
-    local tensor."""
+    """A box of a logical tensor and its place in a local one. piece: this rank's range of the
+    tensor. box: in the whole tensor's coordinates. start: the box's first element in the local
+    tensor, where it is contiguous."""
 
     piece: Piece
     box: Box
     start: int
 
     def of(self, local: Tensor) -> Tensor:
-        """Its view of the local tensor."""
+        """Return the box's view of the local tensor."""
         return local.view(-1)[self.start : self.start + self.box.elements].view(self.box.shape)
 
 
 def _first(piece: Piece) -> int:
-    """Where a piece begins in its parameter."""
+    """Return the first element of a piece in its parameter."""
     return piece.offset * math.prod(piece.local_shape[1:])
 
 
 def _held(piece: Piece, first: int, last: int, start: int) -> list[ShardBox]:
-    """Elements ``first`` to ``last`` of this rank's range of a piece, the first of which lies at
-    ``start``."""
+    """Return the boxes of elements ``first`` to ``last`` of this rank's range of a piece. start:
+    place of the first element in the local tensor."""
     corner = [0] * len(piece.shape)
     if piece.dim is not None:
         corner[piece.dim] = piece.start
-    if first == 0 and last == math.prod(piece.local_shape):  # also a range that is empty
+    if first == 0 and last == math.prod(piece.local_shape):  # also if the range is empty
         boxes = [Box(tuple(0 for _ in piece.shape), piece.local_shape)]
     else:
         boxes = list(boxes_of_range(piece.local_shape, first, last))
@@ -60,7 +61,8 @@ def _held(piece: Piece, first: int, last: int, start: int) -> list[ShardBox]:
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """How a rank keeps its shards, and where. rank: its number among those over which a unit is sharded."""
+    """Storage settings of a rank's shards. rank: its index among the ranks over which a unit is
+    sharded."""
 
     sharding: Sharding
     rank: int
@@ -69,12 +71,12 @@ class ShardSpec:
 
 
 class UnitLayout:
-    """Where the numbers of one unit lie, and which of them a rank keeps: no memory of its own, so that it can
-    be asked of any rank.
+    """The layout of one unit's numbers, and the part that a rank keeps. It allocates no memory, so
+    it can be computed for any rank.
 
-    shapes: of its parameters, by name, in their order. rank: number of the rank among those over which the
-    unit is sharded. whole: parameters and gradients are replicated, and only optimizer states are sharded.
-    params, grads: by which factors parameters and gradients are sharded.
+    shapes: of the unit's parameters, by name, in order. cut: the sharding, and the rank's index
+    among those over which the unit is sharded. whole: parameters and gradients are replicated, and
+    only optimizer states are sharded. params, grads: sharding factors of parameters and gradients.
     """
 
     def __init__(
@@ -92,27 +94,27 @@ class UnitLayout:
 
     @property
     def key(self) -> str:
-        """Its name in checkpoints' state and reports."""
+        """The unit's name in checkpoints and reports."""
         return f"{self.unit[0]}.{self.unit[1]}"
 
     def view(self, name: str, whole: Tensor) -> Tensor:
-        """A parameter's place in a tensor that has the whole unit."""
+        """Return a parameter's view of a tensor that holds the whole unit."""
         start, shape = self.places[name]
         return whole[start : start + math.prod(shape)].view(shape)
 
     def part(self, level: Level, held: Level | None = None) -> slice:
-        """This rank's range at a level; of the whole unit, or of what it keeps at the wider level
-        ``held``."""
+        """Return this rank's range at a level, relative to the whole unit, or to its range at the
+        wider level ``held``."""
         start, stop = self.sharding.shard(self.rank, level, self.numel)
         base = self.range(held)[0] if held else 0
         return slice(start - base, stop - base)
 
     def range(self, level: Level) -> tuple[int, int]:
-        """What this rank keeps at a level."""
+        """Return this rank's range of the unit at a level: (first, end)."""
         return (0, self.numel) if self.whole and level != "optim" else self.sharding.shard(self.rank, level, self.numel)
 
     def held(self, level: Level) -> list[ShardBox]:
-        """What this rank's shard at a level holds."""
+        """Return the boxes in this rank's shard at a level."""
         start, stop = self.range(level)
         found: list[ShardBox] = []
         for piece, first in self.firsts():
@@ -123,11 +125,11 @@ class UnitLayout:
 
     @property
     def everything(self) -> list[ShardBox]:
-        """What the whole unit holds."""
+        """The boxes of the whole unit."""
         return [held for piece, first in self.firsts() for held in _held(piece, 0, math.prod(piece.local_shape), first)]
 
     def firsts(self) -> Iterator[tuple[Piece, int]]:
-        """Every piece, and where it begins in the unit."""
+        """Yield every piece and the index of its first number in the unit."""
         for piece in self.pieces:
             yield piece, self.places[piece.parameter][0] + _first(piece)
 
@@ -135,7 +137,7 @@ class UnitLayout:
 class UnitStore(UnitLayout):
     """One unit on one rank: its parameters, and this rank's shard of them.
 
-    kept: this rank's shard of the parameters. second: the shard of the second copy, if there is one
+    kept: this rank's shard of the parameters. second: its shard of the second copy, if there is one
     (``Sharding.secondary``).
     """
 
@@ -152,12 +154,13 @@ class UnitStore(UnitLayout):
         self.point(self.kept if self.params == 1 else None)
 
     def point(self, whole: Tensor | None) -> None:
-        """Make the parameters views of the unit gathered in ``whole``, or nothing at all."""
+        """Make the parameters views of ``whole``, the gathered unit; empty tensors if it is
+        None."""
         for name, parameter in self.parameters.items():
             parameter.data = self.kept.new_empty(0) if whole is None else self.view(name, whole)
 
     def fill(self, value: Callable[[Piece], Tensor]) -> None:
-        """Set the numbers that this rank keeps; ``value`` gives this rank's range of a piece, in any
+        """Set the numbers that this rank keeps. value: returns this rank's range of a piece, in any
         dtype."""
         start, stop = self.range("params")
         for piece, first in self.firsts():
@@ -167,15 +170,15 @@ class UnitStore(UnitLayout):
 
 
 class UnitShape(NamedTuple):
-    """Of one unit: shapes of its parameters, by name, and the pieces in them."""
+    """Shapes of a unit's parameters, by name, and the pieces in them."""
 
     shapes: dict[str, tuple[int, ...]]
     pieces: list[Piece]
 
 
 def unit_shapes(pieces: Sequence[Piece], rows: int, stage: int) -> dict[Unit, UnitShape]:
-    """The units of a stage. rows: of vocabulary weights, which may have more than their pieces do
-    (padding)."""
+    """Return the shapes of a stage's units. rows: of vocabulary weights, which may exceed those of
+    their pieces (padding)."""
     by_parameter: dict[str, list[Piece]] = {}
     for piece in pieces:
         by_parameter.setdefault(piece.parameter, []).append(piece)
@@ -192,6 +195,6 @@ def unit_shapes(pieces: Sequence[Piece], rows: int, stage: int) -> dict[Unit, Un
 
 
 def make_units(pieces: Sequence[Piece], rows: int, stage: int, spec: ShardSpec) -> dict[Unit, UnitStore]:
-    """The units of a stage, with their memory."""
+    """Return the units of a stage, with their memory."""
     shapes = unit_shapes(pieces, rows, stage)
     return {unit: UnitStore(unit, one.shapes, one.pieces, spec) for unit, one in shapes.items()}

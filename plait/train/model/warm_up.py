@@ -1,5 +1,5 @@
-"""Compiling what a model needs before its first step, without any other rank: every function is called once
-on zeros of the shapes to come, whose number of rows is no constant of the code."""
+"""Compile a model's functions before its first step, on one rank alone. Every function is called
+once on zeros of the expected shapes, with a dynamic number of rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from plait.core.parallel.strategy import Strategy
 from plait.train.model.compiled import Compiled
 
 Example = tuple[str, tuple[Any, ...]]
-"""A function of ``formulas.ALL``, and what it is called with."""
+"""A function's name in ``formulas.ALL``, and the arguments to call it with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Shapes of one slice. sequence: tokens that weights see. samples: how many sequences."""
+    """Shapes of one slice. sequence: tokens in the input of the weights. samples: number of
+    sequences."""
 
     strategy: Strategy
     sequence: int
@@ -30,14 +31,15 @@ class Slice:
 
     @property
     def own(self) -> int:
-        """Tokens of the residual stream here."""
+        """The rank's tokens of the residual stream."""
         return self.sequence // (self.strategy.tp if self.strategy.sequence_parallel else 1)
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Of a stage's model. vocab: rows of a rank's share; 0 where there is no head. beyond: as
-    ``Kernels.local_loss`` has it. dropout: whether it is trained."""
+    """Compiles the functions of a stage's model. vocab: vocabulary rows of a rank's share; 0
+    without a head. beyond: of ``Kernels.local_loss``. dropout: True if the model is trained with
+    dropout."""
 
     spec: ModelSpec
     dtype: torch.dtype
@@ -47,14 +49,14 @@ class WarmUp:
     dropout: bool
 
     def run(self, kernels: Compiled, slices: Sequence[Slice]) -> None:
-        """Compile what is not compiled yet. Raises whatever the compiler does."""
+        """Compile all functions that are not compiled yet. Raises the compiler's errors."""
         with torch.no_grad():
             for cut in slices:
                 for name, arguments in self.examples(cut):
                     kernels.functions[name](*arguments)
 
     def examples(self, cut: Slice) -> Iterator[Example]:
-        """What the segments of a slice call."""
+        """Yield the calls that the segments of a slice make."""
         yield from self._norms(cut)
         yield from self._activations(cut)
         if self.spec.family == "llama":
@@ -66,14 +68,14 @@ class WarmUp:
 
     def _norms(self, cut: Slice) -> Iterator[Example]:
         rows, hidden, parts, biased = cut.own * cut.samples, self.spec.hidden, cut.strategy.p2, self.spec.has_bias
-        h, gradient, past = (self._zeros(rows, hidden) for _ in range(3))  # that two are one would be a variant
+        h, gradient, past = (self._zeros(rows, hidden) for _ in range(3))  # aliased arguments would be a variant
         y = self._zeros(parts, rows, hidden // parts, marked=(1,))
         weight, bias, added = (self._zeros(hidden, marked=()) for _ in range(3))
         kind, eps = "layer_norm" if biased else "rms_norm", self.spec.norm_eps
         scale = (weight, bias, eps) if biased else (weight, eps)
         statistics = [self._zeros(rows, 1, wide=True) for _ in range(2 if biased else 1)]
         yield kind, (h, *scale)
-        for beside in (past, None) if self.vocab else (past,):  # nothing goes past the last norm
+        for beside in (past, None) if self.vocab else (past,):  # no residual path goes around the last norm
             yield f"{kind}_gradient", (gradient, beside, h, weight, *statistics)
         dropouts: list[Any] = [None]
         if self.dropout and self.spec.dropout:
@@ -83,7 +85,7 @@ class WarmUp:
         for dropout in dropouts:
             summands = h, y, added if biased else None, dropout
             yield f"join_{kind}", (*summands, *scale)
-            if not self.vocab or self.spec.levels:  # what leaves a stage, or changes its length, has no norm
+            if not self.vocab or self.spec.levels:  # no norm follows where a stage ends or the length changes
                 yield "join", summands
 
     def _activations(self, cut: Slice) -> Iterator[Example]:
@@ -99,7 +101,7 @@ class WarmUp:
         cos, sin = self._zeros(s, 1, 1, size), self._zeros(s, 1, 1, size)
         q, k, _ = self._zeros(s, b, sum(heads), size, marked=()).split(heads, dim=2)
         yield "rotate", (*(self._marked(t, 0, 1) for t in (q, k)), cos, sin)
-        # As attention's backward leaves them: [B, S, N, D], or where heads were repeated [B, N, S, D]; with
+        # Memory layouts of attention's gradients: [B, S, N, D]; [B, N, S, D] if heads were repeated; with
         # dropout [S, B, N, D].
         g_q, g_k = (self._zeros(b, s, n, size, marked=()).transpose(0, 1) for n in heads[:2])
         if self.dropout and self.spec.attention_dropout:
@@ -109,7 +111,7 @@ class WarmUp:
         yield "rotate_back", (*(self._marked(t, 0, 1) for t in (g_q, g_k)), cos, sin)
 
     def _weights(self, cut: Slice) -> Iterator[Example]:
-        strategy, sequence = cut.strategy, cut.sequence * cut.strategy.cp  # heads are exchanged, if anything
+        strategy, sequence = cut.strategy, cut.sequence * cut.strategy.cp  # ulysses only: dropout excludes a ring
         heads, kv_heads = (
             max(1, n // strategy.tp // strategy.cp) for n in (self.spec.num_heads, self.spec.num_kv_heads)
         )
@@ -139,7 +141,8 @@ class WarmUp:
         return self._numbers(), torch.ones((), dtype=torch.float64, device=self.device)
 
     def _marked(self, tensor: Tensor, *dims: int) -> Tensor:
-        """Any size of these dims is one variant; but 1 is always another."""
+        """Mark dims as dynamic: all their sizes share one variant, except 1, which is always
+        another."""
         for dim in dims:
             if tensor.shape[dim] > 1:
                 torch._dynamo.maybe_mark_dynamic(tensor, dim)

@@ -1,1 +1,2 @@
-"""Measuring: collectives, one layer's modules, plain operations, and what they lose side by side."""
+"""Measurements of collectives, modules of a layer, plain operations, and their slowdown when
+concurrent."""

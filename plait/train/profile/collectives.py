@@ -1,50 +1,60 @@
-"""How long collectives take, by kind, group layout and size, through the wires and lanes that train.
+"""Measure collectives by kind, group layout and size, through the same wires and lanes as training.
 
-All groups of a layout communicate at once, as they do in training. Sizes grow by a factor of four until the
+All groups of a layout communicate at once, as in training. Sizes grow by a factor of four until the
 time is up; every kind and layout gets its small sizes before any gets a large one.
+
+Computation and communication slow each other down. Products run alone, collectives run alone, then
+both run concurrently for about as long. Whichever ends first, the other goes on alone at its own
+speed; so both factors follow from the two end times (the model of
+``plait.core.step.seconds.rates.together``). If ranks share cores, a collective costs computation
+the CPU time of its threads, summed over all ranks.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
 
-from plait.core.cluster.profile import CollectiveKind, Curve, Group, Point
+from plait.core.cluster.profile import CollectiveKind, Curve, Group, Overlap, Point, Product
+from plait.core.model.precision import Precision
 from plait.core.reshard.layouts import TensorLayout, unit_tasks
 from plait.core.reshard.plan import Chain, ReshardPlan, ReshardStep
 from plait.core.step.segments import Collective
 from plait.train.comm.lanes import Lane
+from plait.train.comm.tree import largest
 from plait.train.comm.wire import NullWire, Wire, open_wire
-from plait.train.machine.device import AsyncWork, RankDevice
-from plait.train.profile.clock import FEWEST, Clock
+from plait.train.machine.device import AsyncWork, Mark, RankDevice, torch_dtype
+from plait.train.tune.timing import FEWEST, Clock
 
 SMALLEST, GROWTH = 1 << 12, 4
 LARGEST = {"gloo": 1 << 26, "staged": 1 << 26, "nccl": 1 << 30}
-"""Bytes of the whole tensor."""
+"""Bytes of the whole tensor, at most."""
 ALWAYS = 3
-"""Sizes of every curve, whatever they take: fewer say nothing of its shape."""
+"""The number of sizes in every curve, whatever their time: fewer do not show the curve's shape."""
 CHUNK = 1 << 22
-"""Bytes of one message of a send, at most; the same for resharding's."""
+"""Bytes of one message of a send, at most; the same as in resharding."""
 BROADCAST_CHUNK = 1 << 20
 KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 
 
 @dataclass(frozen=True)
 class EqualGroups:
-    """Equal groups of ranks that cover the world."""
+    """Disjoint groups of equal size that cover the world."""
 
     groups: tuple[tuple[int, ...], ...]
     group: Group
 
 
 def layouts(world: int, per_node: int, nodes_per_minipod: int = 0) -> list[EqualGroups]:
-    """Groups inside a node, across nodes, across minipods, and of several of these at once: pairs, fours, and
-    as many as there are.
+    """Return groups inside a node, across nodes, across minipods, and over several of these levels
+    at once: pairs, groups of four, and groups of all.
 
     >>> [str(one.group) for one in layouts(4, 2)]
     ['2 ranks, in a node', '2 ranks, one on each of 2 nodes', '4 ranks, on 2 nodes']
@@ -66,17 +76,17 @@ def layouts(world: int, per_node: int, nodes_per_minipod: int = 0) -> list[Equal
     return found
 
 
-class Lines:
-    """What one rank communicates through: its wire of every layout, and one lane. Made by all ranks at the
-    same point."""
+class Channels:
+    """One rank's channels: its wire of every layout, and one lane. Created by all ranks at the same
+    point."""
 
-    def __init__(self, device: RankDevice, rank: int, found: Sequence[EqualGroups], per_node: int) -> None:
-        self.device, self.rank, self.layouts, self.per_node = device, rank, list(found), per_node
+    def __init__(self, device: RankDevice, rank: int, group_layouts: Sequence[EqualGroups], per_node: int) -> None:
+        self.device, self.rank, self.layouts, self.per_node = device, rank, list(group_layouts), per_node
         self.wires = [self._open(layout) for layout in self.layouts]
         self.lane = Lane(device)
 
     def _open(self, layout: EqualGroups) -> Wire:
-        """This rank's."""
+        """Return this rank's wire of a layout."""
         mine = (group for group in layout.groups if self.rank in group)
         return next((open_wire(self.device.backend, group) for group in mine), NullWire())
 
@@ -85,7 +95,7 @@ class Lines:
         self.lane.close()
 
     def operation(self, kind: CollectiveKind, at: int, nbytes: int, dtype: torch.dtype) -> Operation:
-        """A collective of a layout, of about ``nbytes``."""
+        """Return a collective of layout number ``at``, of about ``nbytes`` bytes."""
         if kind in ("send", "broadcast"):
             return self._moved(kind, self.layouts[at].groups, nbytes)
         return operation(kind, self.wires[at], nbytes, dtype, self.device)
@@ -104,7 +114,8 @@ class Lines:
 
 @dataclass(frozen=True)
 class Operation:
-    """bytes: of the whole tensor. run: does it once. start: begins it, where a wire carries it."""
+    """A collective to measure. bytes: of the whole tensor. run: performs it once. start: begins it
+    asynchronously, if it runs on a wire."""
 
     bytes: int
     run: Callable[[], object]
@@ -112,9 +123,10 @@ class Operation:
 
 
 def operation(kind: Collective, wire: Wire, nbytes: int, dtype: torch.dtype, device: RankDevice) -> Operation:
-    """A collective of a tensor of about ``nbytes``, such that every rank has as much of it."""
+    """Return a collective of a tensor of about ``nbytes`` bytes, rounded so that all ranks have
+    equal shares."""
     n = wire.size
-    share = -(-nbytes // (dtype.itemsize * n * n)) * n  # elements of a rank's part, of which each gets as many
+    share = -(-nbytes // (dtype.itemsize * n * n)) * n  # elements of a rank's part, divisible by the ranks
     whole, part = (torch.zeros(size, dtype=dtype, device=device.torch_device) for size in (share * n, share))
     result, source = {
         "all_reduce": (whole, whole),
@@ -132,8 +144,8 @@ def operation(kind: Collective, wire: Wire, nbytes: int, dtype: torch.dtype, dev
 def transfer(
     kind: CollectiveKind, groups: Sequence[Sequence[int]], nbytes: int, world: int, per_node: int
 ) -> ReshardPlan:
-    """The first rank of each group sends ``nbytes`` to the second (send), or to all others (broadcast), as
-    between stages of a pipeline."""
+    """Return the plan in which the first rank of each group sends ``nbytes`` bytes to the second
+    rank (send), or to all other ranks (broadcast), as between pipeline stages."""
     others = len(groups[0]) - 1
     source = TensorLayout((len(groups),), tuple(group[0] for group in groups), ((0,), ()))
     receivers = tuple(rank for group in groups for rank in group[1:])
@@ -153,7 +165,7 @@ def transfer(
 
 @dataclass
 class _Curve:
-    """A curve while it grows. ended: larger messages would take too long."""
+    """A curve while it is measured. ended: larger messages would take too long."""
 
     kind: CollectiveKind
     at: int
@@ -162,14 +174,15 @@ class _Curve:
 
 
 def measure_collectives(
-    lines: Lines,
+    lines: Channels,
     clock: Clock,
     dtype: torch.dtype,
     say: Callable[[str], object],
     *,
     kinds: Sequence[CollectiveKind] = KINDS,
 ) -> list[Curve]:
-    """The curves of every kind and layout; sends of pairs only. say: what is measured now."""
+    """Measure the curves of every kind and layout; sends for pairs only. say: receives a
+    description of the current measurement."""
     curves = [
         _Curve(kind, at)
         for at, layout in enumerate(lines.layouts)
@@ -197,3 +210,132 @@ def _sizes(backend: str) -> Iterator[int]:
     while size <= LARGEST[backend]:
         yield size
         size *= GROWTH
+
+
+OVERLAPPED_KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")
+BYTES = (1 << 20, 1 << 22, 1 << 24, 1 << 26)
+LEAST = 2e-2
+"""The shortest useful duration of a collective in seconds; shorter ones are dominated by
+latency."""
+TIMES = 5
+"""Repetitions of a concurrent measurement."""
+LARGEST_SHARE = 0.8
+"""The largest share of its cores that computation loses to communication; larger values are
+noise."""
+LEAST_FACTOR = 0.05
+"""The least share of an operation's solo time that counts as done while both run; noise can make it
+smaller, or negative."""
+
+
+class Ends(NamedTuple):
+    """Seconds until computation and communication end, alone or from a common start."""
+
+    computation: float
+    communication: float
+
+
+def factors(alone: Ends, concurrent: Ends) -> tuple[float, float]:
+    """Return the slowdown of computation and of communication while the other runs.
+
+    >>> factors(Ends(1.0, 1.0), Ends(1.25, 1.5))
+    (1.25, 1.6666666666666667)
+    """
+    both = min(concurrent)  # from then on the remainder runs alone
+    left = concurrent.computation - both, concurrent.communication - both
+    done = (max(own - rest, own * LEAST_FACTOR) for own, rest in zip(alone, left, strict=True))
+    computation, communication = (both / part for part in done)
+    return computation, communication
+
+
+def crowded(share: float) -> float:
+    """Return the slowdown of computation when a concurrent operation takes this share of its cores.
+
+    >>> crowded(0.2)
+    1.25
+    """
+    return 1 / (1 - min(share, LARGEST_SHARE))
+
+
+def measure_overlaps(
+    lines: Channels, products: list[Product], precision: Precision, clock: Clock, say: Callable[[str], object]
+) -> list[Overlap]:
+    """Measure every kind and layout: a collective concurrent with as many products as take about as
+    long."""
+    device = lines.device
+    chosen = max(
+        (product for product in products if product.seconds < LEAST / 2),
+        key=lambda product: product.m * product.k * product.n,
+        default=min(products, key=lambda product: product.seconds),
+    )
+    a, b = (
+        torch.randn(shape, device=device.torch_device).to(torch_dtype(precision))
+        for shape in ((chosen.m, chosen.k), (chosen.k, chosen.n))
+    )
+    out = a.new_empty(chosen.m, chosen.n)
+    cases: list[tuple[CollectiveKind, int]] = [
+        (kind, at) for at in range(len(lines.layouts)) for kind in OVERLAPPED_KINDS
+    ]
+    found: list[Overlap] = []
+    for (kind, at), budget in clock.shares(cases):
+        layout = lines.layouts[at]
+        say(f"{kind} beside products, {layout.group}")
+        own = clock.of(budget)
+        operation, seconds = _long_enough(lines, kind, at, precision, own)
+        count = max(1, round(seconds / chosen.seconds))
+
+        def compute(count: int = count) -> None:
+            for _ in range(count):
+                torch.mm(a, b, out=out)
+
+        pairs: list[tuple[float, float]] = []
+        while len(pairs) < TIMES and (not pairs or own.left() > 5 * seconds):
+            alone = Ends(own.once(compute), own.once(operation.run))
+            pairs.append(factors(alone, _run_concurrently(device, compute, operation, own)))
+        computation, communication = (statistics.median(each) for each in zip(*pairs, strict=True))
+        if own.crowd > 1:
+            computation = crowded(own.carried(operation.run, TIMES) * own.crowd / (seconds * communication))
+        shape = {"m": chosen.m, "k": chosen.k, "n": chosen.n, "precision": precision}
+        slow = {"computation": computation, "communication": communication}
+        found.append(
+            Overlap.model_validate({"kind": kind, "group": layout.group, "bytes": operation.bytes, **shape, **slow})
+        )
+    return found
+
+
+def _long_enough(
+    lines: Channels, kind: CollectiveKind, at: int, precision: Precision, clock: Clock
+) -> tuple[Operation, float]:
+    """Return a collective that takes at least ``LEAST`` seconds, if the time allows, and its
+    seconds."""
+    assert not isinstance(lines.wires[at], NullWire), "every rank is in a group"
+    for size in BYTES:
+        operation = lines.operation(kind, at, size, torch_dtype(precision))
+        clock.once(operation.run)
+        seconds = clock.once(operation.run)
+        if seconds > LEAST or 4 * 5 * TIMES * seconds > clock.left():
+            break
+    return operation, seconds  # type: ignore[possibly-undefined]
+
+
+def _run_concurrently(device: RankDevice, compute: Callable[[], object], operation: Operation, clock: Clock) -> Ends:
+    """Return when computation and communication end from a common start, each of the slowest
+    rank."""
+    ended: list[Mark] = []
+    begun: list[Mark] = []
+    computed: list[Mark] = []
+    start = operation.start
+    assert start is not None, "wires carry these kinds"
+
+    def both() -> None:
+        begun.append(device.mark())
+        work = start()
+        device.mark_when_done(work, lambda mark, _: ended.append(mark))
+        compute()
+        computed.append(device.mark())
+        work.wait()
+
+    clock.once(both)
+    while not ended:  # another thread appends the mark
+        time.sleep(1e-4)
+    origin, *ends = (device.nanoseconds(each[0]) for each in (begun, computed, ended))
+    return Ends(*largest([(end - origin) / 1e9 for end in ends]))

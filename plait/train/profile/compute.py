@@ -1,5 +1,5 @@
-"""How long plain operations take on every rank at once: matrix products, attention cores, passes over
-memory."""
+"""Measure plain operations on all ranks at once: matrix products, attention cores, memory
+passes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from plait.core.cluster.profile import AttentionCore, MemoryPass, Product
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
-from plait.core.model.weights import Site, widths
+from plait.core.model.weights import Sublayer, widths
 from plait.train.machine.device import RankDevice, torch_dtype
-from plait.train.profile.clock import Clock
+from plait.train.tune.timing import Clock
 
 Say = Callable[[str], object]
 TOKENS = {"cpu": (32, 128, 512), "cuda": (512, 2048, 8192)}
@@ -23,12 +23,12 @@ WEIGHTS = {
     "cpu": ((256, 256), (256, 1024), (768, 768), (768, 3072), (3072, 768)),
     "cuda": ((1024, 1024), (2048, 8192), (4096, 4096), (4096, 16384), (16384, 4096)),
 }
-"""Columns in and out."""
+"""Input and output columns of a product's weight."""
 CORES = {
     "cpu": ((4, 64, 64), (4, 128, 64), (4, 256, 64), (12, 512, 64), (4, 1024, 64)),
     "cuda": ((16, 512, 64), (32, 1024, 128), (32, 2048, 128), (32, 4096, 128), (8, 16384, 128)),
 }
-"""Heads, tokens, head size."""
+"""Heads, tokens, head size of an attention core."""
 PASSES = {"cpu": (1 << 20, 1 << 23, 1 << 26), "cuda": (1 << 24, 1 << 27, 1 << 30)}
 """Bytes of each of the three tensors of an addition."""
 
@@ -36,7 +36,7 @@ PASSES = {"cpu": (1 << 20, 1 << 23, 1 << 26), "cuda": (1 << 24, 1 << 27, 1 << 30
 def measure_products(
     device: RankDevice, precision: Precision, model: ModelSpec | None, clock: Clock, say: Say
 ) -> list[Product]:
-    """Products of common shapes, and of the model's own."""
+    """Measure products of common shapes, and of the model's own shapes."""
     kind = device.torch_device.type
     shapes = [(m, k, n) for m in TOKENS[kind] for k, n in WEIGHTS[kind]]
     if model is not None:
@@ -55,37 +55,37 @@ def measure_products(
 
 
 def layer_weights(model: ModelSpec) -> list[tuple[int, int]]:
-    """[k, n] of a layer's products, not sharded.
+    """Return [k, n] of a layer's products, unsharded.
 
     >>> layer_weights(ModelSpec(family="gpt", num_layers=1, hidden=8, num_heads=2, vocab=9, max_sequence=4))
     [(8, 24), (8, 8), (8, 32), (32, 8)]
     """
-    sites: tuple[Site, ...] = ("attn", "mlp")
+    sites: tuple[Sublayer, ...] = ("attn", "mlp")
     pairs = [widths(site, model.letters) for site in sites]
     return [shape for first, second in pairs for shape in ((model.hidden, int(first)), (int(second), model.hidden))]
 
 
 def measure_attention(device: RankDevice, precision: Precision, clock: Clock, say: Say) -> list[AttentionCore]:
-    """Attention cores of common shapes, forward and backward, laid out as the model has them."""
+    """Measure attention cores of common shapes, forward and backward, in the model's memory
+    layout."""
     found: list[AttentionCore] = []
     shapes = CORES[device.torch_device.type]
-    for number, (heads, tokens, size) in enumerate(shapes):
+    for (heads, tokens, size), budget in clock.shares(shapes):
         say(f"attention, {heads} heads, {tokens} tokens")
-        budget = clock.left() / (2 * (len(shapes) - number))
         q, k, v, gradient = (
             _random(device, precision, tokens, 1, heads, size).permute(1, 2, 0, 3) for _ in range(4)
         )  # [B, N, S, D]
         shape = {"batch": 1, "heads": heads, "queries": tokens, "keys": tokens, "head_size": size}
         for backward in (False, True):
             run = _backward(q, k, v, gradient) if backward else _forward(q, k, v)
-            timed = clock.sample(run, budget, together=False)
-            took = {"seconds": timed.seconds, "spread": timed.spread}
-            found.append(AttentionCore(**shape, precision=precision, backward=backward, **took))  # type: ignore[arg-type]
+            timed = clock.sample(run, budget / 2, together=False)
+            found.append(AttentionCore(**shape, precision=precision, backward=backward, **timed._asdict()))
     return found
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:
-    """With what a backward needs kept, as in training."""
+    """Return the forward pass of an attention core; it saves tensors for the backward pass, as in
+    training."""
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -97,13 +97,12 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> Callable[[],
 
 
 def measure_passes(device: RankDevice, clock: Clock, say: Say) -> list[MemoryPass]:
-    """Additions of two tensors into a third."""
+    """Measure additions of two tensors into a third."""
     found: list[MemoryPass] = []
     sizes: Sequence[int] = PASSES[device.torch_device.type]
-    for number, size in enumerate(sizes):
+    for size, budget in clock.shares(sizes):
         say(f"memory, {3 * size >> 20} MiB")
         a, b, c = (torch.ones(size // 4, device=device.torch_device) for _ in range(3))
-        budget = clock.left() / (len(sizes) - number)
         timed = clock.sample(lambda a=a, b=b, c=c: torch.add(a, b, out=c), budget, together=False)
         found.append(MemoryPass(bytes=3 * size, seconds=timed.seconds, spread=timed.spread))
     return found

@@ -1,1 +1,1 @@
-"""What happened when: spans of a step, and their files."""
+"""Records of a run: spans of a step, and their files."""

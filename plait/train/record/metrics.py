@@ -1,5 +1,5 @@
-"""A step in numbers: speed, MFU, how much of the communication was hidden; and ``metrics.jsonl``, a line a
-step. A full disk costs lines, not the run; that the run folder is gone ends it."""
+"""Metrics of a step: speed, MFU, hidden communication; and ``metrics.jsonl``, one line per step. A
+full disk loses lines but does not end the run; a removed run folder ends it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from plait.core.base.files import replacing
 from plait.core.cluster.mfu import DEVICE, mfu
 from plait.core.job.plan import Plan
 from plait.core.record.records import Records
-from plait.core.runs.epoch import Epoch
-from plait.core.runs.missing import Missing
+from plait.core.runs.attempts import Epoch
+from plait.core.runs.progress import Missing
 
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """FLOP/s of rank 0's device. name: its driver's. ranks: how many share it. peak: that MFU is of; None
-    where nobody knows one. matmul: rate of a rank's matrix products alone, timed when the run began."""
+    """FLOP/s of rank 0's device. name: by its driver. ranks: ranks that share it. peak: for MFU;
+    None if unknown. matmul: rate of a rank's matrix products alone, timed when the run began."""
 
     name: str
     kind: str
@@ -37,16 +37,17 @@ class DeviceRates:
 
 @dataclass(frozen=True)
 class Meter:
-    """Figures of steps of ``batch`` sequences on devices of these rates."""
+    """Metrics of steps of ``batch`` sequences on devices with these rates."""
 
     plan: Plan
     batch: int
     rates: DeviceRates
 
     def metrics(self, seconds: float, records: Records) -> dict[str, Any]:
-        """Figures of a step of ``seconds``. mfu: as ``core.cluster.mfu`` defines it. communication_seconds,
-        exposed_seconds, hidden (a share): of this rank, by ``core.record.exposure``. idle: share of the step
-        in which this rank's stages waited for others."""
+        """Return the metrics of a step of ``seconds``. mfu: as ``core.cluster.mfu`` defines it.
+        communication_seconds, exposed_seconds, hidden (a share): of this rank, by
+        ``core.record.exposure``. idle: share of the step in which this rank's stages waited for
+        other stages."""
         communication, idle = records.exposure(), records.idle()
         model, sequence, world = self.plan.model, self.plan.workload.sequence, self.plan.layout.world_size
         rates, work = self.rates, model.causal_step_flops(sequence, self.batch)
@@ -67,29 +68,30 @@ class Meter:
 
 
 LONGEST = 1 << 20
-"""Bytes of a line; what is longer is none of ours."""
+"""The most bytes of a line; a longer line was not written by Plait."""
 UNREADABLE = "metrics.unreadable"
-"""Beside the metrics: lines that are none, which a resume has found."""
+"""File next to the metrics with invalid lines that were found on resuming."""
 Line = Literal["kept", "later", "unreadable"]
 
 
 class MetricsFile:
-    """The metrics of the run in ``folder``; what cannot be written is counted by ``missing``. Raises RunLost
-    where another attempt at the run has begun than the one that this process was started in."""
+    """The metrics of the run in ``folder``; lines that cannot be written are counted by
+    ``missing``. Raises RunLost if another attempt at the run has begun than this process's."""
 
     def __init__(self, folder: Path, missing: Missing) -> None:
         self._epoch = Epoch.mine(folder)
         self.folder, self.path, self.missing = folder, folder / "metrics.jsonl", missing
         self._file: int | None = None
-        # Held open, so that the folder's number on the disk is given to no other while we run.
+        # Held open, so that the folder's inode number is not reused during the run.
         self._held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
-    def forget_after(self, step: int) -> int:
-        """Take out what a run that was ended wrote of later steps; returns how many lines were unreadable.
+    def remove_after(self, step: int) -> int:
+        """Remove lines after ``step``, written by an attempt that was ended; return how many lines
+        were unreadable.
 
-        known: a table with a whole number ``step``, at most ``step``: stays where it is. passed over: later
-        steps, which are done again, and a last line that was not finished. set aside: anything else, such as
-        a line that a disk has damaged, into ``metrics.unreadable``; lines after it stay.
+        Kept: a table with a whole number ``step``, at most ``step``. Removed: later steps, which
+        are computed again, and an unfinished last line. Moved to ``metrics.unreadable``: anything
+        else, such as a line that a disk has damaged; lines after it stay.
         """
         self.check()
         try:
@@ -99,7 +101,7 @@ class MetricsFile:
             return 0
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """One more step. Raises RankFailure if the run folder is gone."""
+        """Write the line of one more step. Raises RankFailure if the run folder is gone."""
         self.check()
         try:
             self._write((json.dumps(finite(metrics)) + "\n").encode())
@@ -109,25 +111,25 @@ class MetricsFile:
             self.missing.worked()
 
     def check(self) -> None:
-        """Raise RankFailure if the run folder was removed, moved away or replaced since the start, RunLost if
-        it is another attempt's."""
+        """Raise RankFailure if the run folder was removed, moved away or replaced since the start;
+        raise RunLost if another attempt at the run has begun."""
         self._epoch.check()
         try:
             same = os.path.samestat(os.stat(self.folder), os.fstat(self._held))
         except (FileNotFoundError, NotADirectoryError):
             same = False
-        except OSError:  # a disk in trouble says nothing about the folder
+        except OSError:  # a disk error says nothing about the folder
             return
         if not same:
             raise RankFailure(
-                f"the run folder {self.folder} was removed or moved while the run went on: nothing more can be saved, "
-                "so training has ended. Put it back to go on from its last checkpoint, or start anew."
+                f"the run folder {self.folder} was removed or moved during the run: nothing more can be saved, "
+                "so training has ended. Restore it to resume from its last checkpoint, or start a new run."
             )
 
     def sync(self) -> None:
-        """Have what was added reach the disk: before a checkpoint counts whose steps it tells of. May be
+        """Flush the lines to the disk, before a checkpoint of their steps becomes valid. May be
         called by another thread."""
-        with suppress(OSError):  # a disk in trouble is told by who writes
+        with suppress(OSError):  # a disk error is reported when writing
             handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.fsync(handle)
@@ -135,9 +137,9 @@ class MetricsFile:
                 os.close(handle)
 
     def close(self) -> None:
-        """Add no more."""
+        """Close the file."""
         for handle in (self._file, self._held):
-            with suppress(OSError):  # some file systems say only now that a write failed
+            with suppress(OSError):  # some file systems report a failed write only now
                 if handle is not None:
                     os.close(handle)
         self._file = None
@@ -167,13 +169,13 @@ class MetricsFile:
         return unreadable
 
     def _lines(self, step: int) -> Iterator[tuple[Line, bytes]]:
-        """Every line of the file, or a piece of one that is too long, with what is to become of it."""
+        """Yield every line of the file, or a piece of a line that is too long, with its class."""
         with open(self.path, "rb") as file:
             begins = True
             while line := file.readline(LONGEST):
                 whole = line.endswith(b"\n")
                 found = _step_of(line) if begins and whole else None
-                unfinished = begins and not whole and len(line) < LONGEST  # the last
+                unfinished = begins and not whole and len(line) < LONGEST  # the last line
                 if found is None and line.strip() and not unfinished:
                     yield "unreadable", line
                 else:
@@ -181,12 +183,12 @@ class MetricsFile:
                 begins = whole
 
     def _write(self, line: bytes) -> None:
-        """All of the line or nothing."""
+        """Write all of the line or nothing."""
         if self._file is not None and os.fstat(self._file).st_nlink == 0:  # somebody removed the file alone
             os.close(self._file)
             self._file = None
         if self._file is None:
-            # Without waiting: a named pipe that nobody reads would never let us begin.
+            # Non-blocking: opening a named pipe without a reader would block forever.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             self._file = os.open(self.path, flags, 0o666)
         before = os.fstat(self._file).st_size
@@ -196,12 +198,12 @@ class MetricsFile:
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with null for what is not finite: JSON has no NaN."""
+    """Return ``values`` with null for numbers that are not finite: JSON has no NaN."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 def _step_of(line: bytes) -> int | None:
-    """The step of a metrics line; None for anything else."""
+    """Return the step of a metrics line; None for anything else."""
     try:
         step = parse_table(line).get("step")
     except ValueError:

@@ -1,5 +1,5 @@
-"""The always-on recorder: everything a rank does goes into its ring, bounded, from where the host's agent
-collects it; a rank that tells people of its steps reads them back."""
+"""The always-on recorder: a rank's work goes into its bounded ring, from which the host's agent
+collects it. A rank that reports its steps reads the records back."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from plait.core.base.env import RankEnv
 from plait.core.record.records import SPANS, Records
-from plait.core.record.ring import NOBODY, RecordKind
+from plait.core.record.ring import UNSET, RecordKind
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.record.timeline import OpSpan
-from plait.core.runs.missing import Missing
-from plait.core.runs.ring_calls import ring_path
+from plait.core.runs.evidence import ring_path
+from plait.core.runs.progress import Missing
 from plait.train.comm.log import Log
 from plait.train.machine.device import RankDevice
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def open_recorder(folder: Path, rank: RankEnv, plan_hash: str, device: RankDevice, missing: Missing) -> Recorder:
-    """The recorder of a rank of the run in ``folder``. A disk that is full costs the ring, not the run: it is
-    then this process's alone."""
+    """Return the recorder of a rank of the run in ``folder``. If the disk is full, the run
+    continues with a ring in this process's memory alone."""
     header = this_process(
         rank=rank.rank, world=rank.world_size, local_rank=rank.local_rank, attempt=rank.attempt, plan=plan_hash
     )  # fmt: skip
@@ -37,9 +37,9 @@ def open_recorder(folder: Path, rank: RankEnv, plan_hash: str, device: RankDevic
 
 
 class Recorder(Log):
-    """A rank's log, read step by step; a ring that is full overwrites its oldest, and never blocks.
+    """A rank's log, read step by step. A full ring overwrites its oldest records and never blocks.
 
-    ring: in this process's memory alone, if not given.
+    ring: None for one in this process's memory alone.
     """
 
     def __init__(self, device: RankDevice, ring: RingWriter | None = None) -> None:
@@ -47,35 +47,36 @@ class Recorder(Log):
         self._since, self._left = 1, list[int]()
         self._began, self._spent = time.monotonic_ns(), time.thread_time_ns()
 
-    def begins(self, step: int) -> None:
-        """What is begun from now on belongs to ``step``, counted from 0."""
+    def begin_step(self, step: int) -> None:
+        """Begin ``step``, counted from 0: records that begin from now on belong to it."""
         self.step, self._began, self._spent = step, time.monotonic_ns(), time.thread_time_ns()
         self.ring.step(step, self._began)
 
-    def ticket(self, *, later: bool = False) -> int:
-        """Which step something belongs to that is handed over now. later: the next one. Nobody's while
+    def current_step(self, *, later: bool = False) -> int:
+        """Return the step of work that is handed over now. later: the next step. ``NOBODY`` while
         paused."""
-        return self.step + later if self.step != NOBODY else NOBODY
+        return self.step + later if self.step != UNSET else UNSET
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """What starts meanwhile belongs to no step."""
-        step, self.step = self.step, NOBODY
+        """Context manager: records that begin inside belong to no step."""
+        step, self.step = self.step, UNSET
         try:
             yield
         finally:
             self.step = step
 
     def forget(self) -> None:
-        """Everything so far, also what belongs to the next step; whoever reads the ring does too."""
+        """Discard all records so far, including those of the next step; readers of the ring discard
+        them too."""
         self.records()
         now = time.monotonic_ns()
-        self._since = self.ring.begin(RecordKind.STEP, self.ring.name("forget"), NOBODY, now, now, now) + 1
+        self._since = self.ring.begin(RecordKind.STEP, self.ring.name("forget"), UNSET, now, now, now) + 1
         self._left = []
 
     def close_step(self) -> int:
-        """The step ends here, and the next one follows; the number of its last record. Where the host
-        computes, that says how much of a processor the calling thread had since the step began."""
+        """End the step and begin the next; return the number of the step's last record. On a CPU
+        this record has the processor time of the calling thread since the step began."""
         self.resolve()
         now, spent = time.monotonic_ns(), time.thread_time_ns()
         had = spent - self._spent if self.host else 0
@@ -84,8 +85,8 @@ class Recorder(Log):
         return last
 
     def records(self) -> Records:
-        """``close_step``, and what belongs to that step or those before, and has not been read. What a thread
-        of its own is still busy with comes with the step after."""
+        """Close the step; return records of it and of earlier steps that have ended and were not
+        read yet. Records of background threads that are still busy come with the next step."""
         import numpy as np
 
         step, last = self.step, self.close_step()
@@ -97,14 +98,14 @@ class Recorder(Log):
         of, over = table["step"], table["ended"] != 0
         later = (of > step) | ((of >= step - 1) & ~over)
         self._since, self._left = last + 1, table["number"][later].tolist()
-        return Records(table[over & (of <= step) & (of != NOBODY)], self.ring.names, self.ring.groups)
+        return Records(table[over & (of <= step) & (of != UNSET)], self.ring.names, self.ring.groups)
 
     def take(self) -> list[OpSpan]:
-        """The spans of ops in ``records``, in order of their start."""
+        """Return the spans of ops in ``records``, in order of their start."""
         return self.spans(self.records())
 
     def spans(self, records: Records) -> list[OpSpan]:
-        """The spans of ops, in order of their start."""
+        """Return the spans of ops in ``records``, in order of their start."""
         table = records.timed
         sent = records.sent(table)
         spans = [

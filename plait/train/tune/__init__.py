@@ -1,1 +1,1 @@
-"""Measuring before training: slices, what of sharding is hidden, slack."""
+"""Measurements before training: slices, overlap of sharding's communication, slack."""

@@ -1,10 +1,10 @@
-"""Measuring what a plan leaves open, on the real kernels and links, before training.
+"""Measure the choices that a plan leaves open, with the real kernels and links, before training.
 
-First a step of the plain order, which says what every op and collective costs and how much communication
-there is to hide: a run that ends before that pays for more keeps the plain order. Otherwise, with costs from
-several such steps, the candidates' orders are made. Then whole steps of the candidates, interleaved, so that
-noise hits all alike; then, under the fastest, what of sharding's communication is best left under way, and
-how much slack every boundary needs.
+First a step of the plain order gives the costs of all ops and collectives, and the communication
+that could be hidden. A run too short to pay for more keeps the plain order. Otherwise the
+candidates' orders are made with costs from several such steps. Whole steps of the candidates then
+run interleaved, so that noise affects all equally. With the fastest: how much of sharding's
+communication to overlap, and the slack that every stage boundary needs.
 """
 
 from __future__ import annotations
@@ -17,17 +17,26 @@ from dataclasses import replace
 from typing import get_args
 
 from plait.core.job.plan import Plan
-from plait.core.job.refine import Measurements, TimedTrial, Times, refine, with_overlap
-from plait.core.job.worth_timing import ROUNDS, Timing, affordable, worth_compiling
+from plait.core.job.refine import (
+    ROUNDS,
+    Measurements,
+    TimedTrial,
+    Times,
+    Timing,
+    refine,
+    timing_budget,
+    with_overlap,
+    worth_compiling,
+)
 from plait.core.parallel.strategy import ShardOverlap, Strategy
 from plait.core.record.timeline import OpSpan
 from plait.core.step.schedule import Transfer
 from plait.core.step.schedules import whole_steps
 from plait.core.step.segments import SegmentOp
-from plait.core.step.units import UnitOp
-from plait.train.comm.objects import gather, meet
+from plait.core.step.traffic import UnitOp
+from plait.train.comm.tree import barrier, gather
+from plait.train.engine.agreement import compile_ahead
 from plait.train.engine.assembly import RankPart
-from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.courier import LaneCourier
 from plait.train.engine.inflight import MicroBatch
 from plait.train.machine.device import RankDevice
@@ -35,18 +44,19 @@ from plait.train.record.recorder import Recorder
 from plait.train.tune.timing import RECORDED, median_costs, recorded, time_interleaved
 
 REPEATS = 5
-"""Round trips over a boundary; the shortest counts."""
+"""Round trips over a stage boundary; the shortest counts."""
 
 
 Step = Callable[[RankPart], Callable[[], object]]
-"""How a step is run under a part's plan."""
+"""Function that returns a callable running one step under a part's plan."""
 
 
 def measure(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> Measurements:
-    """What timed steps of ``batches``, this rank's, say about ``part.plan.choices``; the same on every rank.
+    """Return the results of timed steps of ``batches``, this rank's, for ``part.plan.choices``;
+    equal on every rank.
 
-    ``part`` records. Its gradients are left as they were at a step's beginning. steps_left: of the run; what
-    is timed has to pay in them.
+    ``part`` must record. Its gradients are zero afterwards, as at a step's beginning. steps_left:
+    of the run; timing must pay off within them.
     """
     plan = part.plan
     found = Measurements()
@@ -69,7 +79,7 @@ def measure(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> M
 
 def _slices(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> Measurements:
     plan, runs = part.plan, steps_left
-    if plan.schedule.whole:  # micro-batches follow one another: one tells as much as all
+    if plan.schedule.whole:  # micro-batches run one after the other, so one is enough
         runs *= len(batches)
         plan, batches = replace(plan, schedule=whole_steps(1)), batches[:1]
     base, tried = plan.strategy, _likely(plan.choices.strategies, plan.strategy)
@@ -89,18 +99,19 @@ def _slices(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> M
 
 
 def _likely(candidates: Sequence[Strategy], base: Strategy) -> list[Strategy]:
-    """The base first, then those that are likely to be fast, where not all can be timed: the residual stream
-    as it is, and few slices of weights, since more cost more than more slices of the batch."""
+    """Return the base first, then candidates in order of likely speed, for the case that not all
+    can be timed. First come those with the base's sequence parallelism and few slices of weights,
+    which cost more than slices of the batch."""
     return sorted(candidates, key=lambda one: (one.sequence_parallel != base.sequence_parallel, one.p2, one.p1))
 
 
 def _runs(batches: Sequence[MicroBatch]) -> Step:
-    """Forward and backward only."""
+    """Return a step of forward and backward only."""
     return lambda one: lambda: one.pipeline.run(batches)
 
 
 def _plain(plan: Plan, sequence_parallel: bool) -> Plan:
-    """Nothing hidden, so that every op and collective shows what it takes."""
+    """Return the plan without any overlap, so that every op and collective shows its cost."""
     strategy = replace(plan.strategy, overlap="sync", p1=1, p2=1, sequence_parallel=sequence_parallel)
     return replace(plan, strategy=strategy, costs=None)
 
@@ -111,8 +122,8 @@ def _note(timing: Timing) -> str:
 
 
 class _PlainSteps:
-    """Recorded steps that hide nothing, after one to warm up. kind: of ops whose communication could be
-    hidden."""
+    """Recorded steps without overlap, after one warm-up step. kind: type of the ops whose
+    communication could be hidden."""
 
     def __init__(self, part: RankPart, step: Step, kind: type[SegmentOp] | type[UnitOp]) -> None:
         assert part.recorder is not None
@@ -123,15 +134,15 @@ class _PlainSteps:
         self.seconds = time.perf_counter() - start
 
     def more(self, count: int) -> list[list[OpSpan]]:
-        """So many steps, the first included."""
+        """Return the spans of ``count`` steps, including those already recorded."""
         self.steps += recorded(self._run, self.recorder, count - len(self.steps))
         return self.steps
 
     def affordable(self, base: RankPart, runs: int, tried: Sequence[Strategy]) -> Timing:
-        """What of the candidates to time for so many runs of the step; the same on every rank. base: has the
-        plan's own order."""
+        """Return how many candidates to time, and how often, for ``runs`` steps; equal on every
+        rank. base: the part with the plan's own order."""
         start = time.perf_counter()
-        _ = base.pipeline  # its order is found here; the others' take longer, as they have more ops
+        _ = base.pipeline  # computes the base's order; the candidates' take longer, as they have more ops
         order = time.perf_counter() - start
         sliced = statistics.fmean(one.p1 * one.p2 for one in tried) / (base.plan.strategy.p1 * base.plan.strategy.p2)
         hideable = sum(
@@ -140,12 +151,12 @@ class _PlainSteps:
         every = gather([self.seconds, hideable, order])
         seconds, hideable, order = (max(column) for column in zip(*every, strict=True))
         beside = order * sliced + RECORDED * seconds / len(tried)
-        return affordable(seconds, hideable, runs, len(tried), beside=beside)
+        return timing_budget(seconds, hideable, runs, len(tried), overhead=beside)
 
 
 def _overlaps(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[TimedTrial, ...], str]:
-    """Steps with every overlap of sharding's communication that timing can pay for, the optimizer left out;
-    and a note."""
+    """Time steps (without the optimizer) with every affordable overlap of sharding's communication.
+    Return the trials and a note."""
     plan, step = part.plan, _steps(batches)
     tried = [with_overlap(plan.strategy, each) for each in reversed(get_args(ShardOverlap))]  # the base first
     plain = part.under(replace(plan, strategy=with_overlap(plan.strategy, "none")))
@@ -155,7 +166,8 @@ def _overlaps(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) ->
 
 
 def _compiled(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[TimedTrial, ...], str]:
-    """Steps compiled and not, if compiling is possible and can pay; and a note."""
+    """Time steps compiled and not, if compiling is possible and can pay. Return the trials and a
+    note."""
     plan, step = part.plan, _steps(batches)
     (plain,) = _time(part, [plan], step, rounds=1)
     if why := worth_compiling(plain.seconds, steps_left):
@@ -170,28 +182,28 @@ def _compiled(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) ->
 
 
 def _graphed(part: RankPart, batches: Sequence[MicroBatch]) -> tuple[tuple[TimedTrial, ...], str]:
-    """Steps captured and not, if that is possible; and a note."""
+    """Time steps captured and not, if capture is possible. Return the trials and a note."""
     plan, step = part.plan, _steps(batches)
     if not part.device.captures:
         return (), f"not possible on {part.device.description}"
-    if not all(sharding.stays for sharding in plan.shardings):
-        return (), "not possible: sharded weights or gradients do not stay in one place"
+    if not all(sharding.keeps_buffers for sharding in plan.shardings):
+        return (), "not possible: sharded weights or gradients have no fixed place in memory"
     other = replace(plan, strategy=replace(plan.strategy, cuda_graphs=True))
     timed = _time(part, [plan, other], step, ROUNDS)
     op_by_op, captured = (one.seconds * 1e3 for one in timed)
-    return timed, f"a step takes {captured:.1f} ms captured, {op_by_op:.1f} ms if not"
+    return timed, f"a step takes {captured:.1f} ms with CUDA graphs, {op_by_op:.1f} ms without"
 
 
 def _steps(batches: Sequence[MicroBatch]) -> Step:
-    """All of a step but the optimizer."""
+    """Return a step without the optimizer."""
 
-    def step(one: RankPart) -> Callable[[], object]:
+    def step(part: RankPart) -> Callable[[], object]:
         def run() -> None:
-            one.pipeline.ahead()
-            one.pipeline.run(batches)
-            if one.shards:
-                one.shards.complete()
-                one.shards.publish(later=True)
+            part.pipeline.prefetch()
+            part.pipeline.run(batches)
+            if part.shards:
+                part.shards.complete()
+                part.shards.publish(later=True)
 
         return run
 
@@ -199,7 +211,7 @@ def _steps(batches: Sequence[MicroBatch]) -> Step:
 
 
 def _time(part: RankPart, plans: Sequence[Plan], step: Step, rounds: int) -> tuple[TimedTrial, ...]:
-    """Seconds of a step under each plan, not recorded."""
+    """Return the seconds of a step under each plan, measured without recording."""
     silent = replace(part, recorder=None)
     seconds = time_interleaved([step(silent.under(plan)) for plan in plans], part.device, rounds=rounds)
     return tuple(TimedTrial(plan.strategy, taken) for plan, taken in zip(plans, seconds, strict=True))
@@ -215,20 +227,20 @@ def _times(part: RankPart, batches: Sequence[MicroBatch]) -> Times:
 
 
 def _busy(part: RankPart, batches: Sequence[MicroBatch], recorder: Recorder) -> float:
-    """Seconds in which a step's segments compute or wait for their own collectives, after a step to warm
-    up."""
+    """Return the seconds in which a step's segments compute or wait for their own collectives,
+    after one warm-up step."""
     _, spans = recorded(lambda: part.pipeline.run(batches), recorder, 2)
     return sum(span.end - span.start for span in spans if span.kind != "comm" and isinstance(span.op, SegmentOp))
 
 
 def travel_times(courier: LaneCourier, place: int, device: RankDevice) -> list[float]:
-    """Seconds of a lone transfer over the boundary behind every stage until it has arrived, the mean of both
-    directions; the same on every rank.
+    """Return the seconds of a single transfer over each stage boundary, the mean of both
+    directions; equal on every rank.
 
-    Half of the shortest of several round trips, by the clock of the place that begins them: whatever disturbs
-    a lone transfer makes it longer, and places do not leave a barrier at the same moment. Transfers of a
-    running pipeline do
-    not tell: a sender is done when its kernel has the data.
+    It is half of the shortest of several round trips, by the clock of the pipeline rank that begins
+    them. Disturbances only lengthen a transfer, and ranks do not leave a barrier at the same
+    moment. Transfers of a running pipeline cannot be used: a sender is done when its kernel has the
+    data.
     """
     rank_of = courier.schedule.rank_of
 
@@ -237,7 +249,7 @@ def travel_times(courier: LaneCourier, place: int, device: RankDevice) -> list[f
 
     def round_trip(stage: int) -> float:
         there, back = Transfer(stage, stage + 1, "F", 0), Transfer(stage + 1, stage, "B", 0)
-        meet()
+        barrier()
         start, seconds = time.perf_counter(), 0.0
         if place == rank_of[stage]:
             send(there)
@@ -254,10 +266,10 @@ def travel_times(courier: LaneCourier, place: int, device: RankDevice) -> list[f
 
 
 def _forget(part: RankPart) -> None:
-    """Gradients of steps that were only timed, also those that are still being reduced."""
+    """Discard the gradients of timed steps, including those still being reduced."""
     if part.shards:
         part.shards.complete()
         part.shards.settle()
     part.gradients.zero()
     if part.recorder:
-        part.recorder.forget()  # what was timed belongs to no step
+        part.recorder.forget()  # timed steps are not steps of the run

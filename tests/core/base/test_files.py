@@ -41,10 +41,10 @@ def test_what_could_not_be_written_is_known_before(tmp_path: Path) -> None:
 def test_no_file_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(OSError, match="no ordinary file"), replacing(pipe) as partial:
+    with pytest.raises(OSError, match="not a regular file"), replacing(pipe) as partial:
         partial.write_text("new")
     assert pipe.is_fifo()
-    with pytest.raises(LaunchError, match="no ordinary file"):
+    with pytest.raises(LaunchError, match="not a regular file"):
         check_target(pipe, fix="Choose another")
     assert list(tmp_path.iterdir()) == [pipe]
 

@@ -1,4 +1,5 @@
-"""Numbers that files say: what is one, what is in range, how it is shown, what is offered instead."""
+"""Numbers that files say: what is one, what is in range, how it is shown, what is offered
+instead."""
 
 from __future__ import annotations
 

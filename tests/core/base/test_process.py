@@ -1,9 +1,9 @@
-"""How processes of ours are started: nothing beside a job or in the working directory is executed."""
+"""How processes of ours are started: nothing beside a job or in the working directory is
+executed."""
 
 from __future__ import annotations
 
 import ast
-import io
 import math
 import os
 import signal
@@ -186,11 +186,11 @@ def test_where_numbers_of_processes_mean_nothing_the_machine_is_told(monkeypatch
     def no_proc(path: str) -> str:
         raise OSError
 
-    here = process.where_pids_mean_the_same()
-    assert here == process.where_pids_mean_the_same() != socket.gethostname()
+    here = process.pid_namespace_key()
+    assert here == process.pid_namespace_key() != socket.gethostname()
     assert here.startswith(process.boot_id())
     monkeypatch.setattr(os, "readlink", no_proc)
-    assert process.where_pids_mean_the_same() == socket.gethostname()
+    assert process.pid_namespace_key() == socket.gethostname()
 
 
 def test_what_linux_is_asked_for_is_asked_for_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,30 +217,6 @@ def test_what_linux_is_asked_for_is_asked_for_only_there(monkeypatch: pytest.Mon
     assert process.usable_cores() == 1
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     assert process.usable_cores() == 12
-
-
-def test_closed_standard_streams_are_opened_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own number is taken, so that no other file gets it; one that is open is left alone."""
-    done, opened = list[object](), iter((1, 9))
-
-    def fstat(number: int) -> None:
-        if number != 0:
-            raise OSError
-
-    output = io.StringIO()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fstat", fstat)
-        patch.setattr(os, "open", lambda name, flags: next(opened) if (name, flags) == (os.devnull, os.O_RDWR) else 0)
-        for name in ("dup2", "close", "set_inheritable"):
-            patch.setattr(os, name, lambda *said, name=name: done.append((name, *said)))
-        patch.setattr(os, "fdopen", lambda number, mode, closefd: (number, mode, closefd))
-        patch.setattr(sys, "stdin", None)
-        patch.setattr(sys, "stdout", output)
-        patch.setattr(sys, "stderr", None)
-        process.open_standard_streams()
-        streams = (sys.stdin, sys.stdout, sys.stderr)
-    assert streams == ((0, "r", False), output, (2, "w", False))
-    assert done == [("set_inheritable", 1, True), ("dup2", 9, 2), ("close", 9), ("set_inheritable", 2, True)]
 
 
 def test_the_first_process_is_one() -> None:

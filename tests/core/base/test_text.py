@@ -55,12 +55,6 @@ def test_a_progress_line_never_exceeds_its_width(width: int, done: int, total: i
     assert len(progress_line(min(done, total), total, "loss 2.345", left, MORE, width)) <= width
 
 
-def test_a_narrow_progress_line_keeps_the_step_then_the_time_left() -> None:
-    assert progress_line(5, 400, "loss 2.345", 75, MORE, 38) == "step   5/400  loss 2.345  1:15 left"
-    assert progress_line(5, 400, "loss 2.345", 75, MORE, 30) == "step   5/400  1:15 left"
-    assert progress_line(5, 400, "loss 2.345", 75, MORE, 15) == "step   5/400"
-
-
 def test_the_bar_is_empty_at_first_and_full_at_the_end() -> None:
     assert "━" not in progress_line(0, 9, "loss 1.000", None, [], 60)
     assert "─" not in progress_line(9, 9, "loss 1.000", 0, [], 60)
@@ -123,16 +117,6 @@ def test_durations() -> None:
     assert [duration(s) for s in (0, 59.6, 3600, 47.9 * 3600, 48 * 3600)] == [
         "0:00", "1:00", "1:00:00", "47:54:00", "2 d 0 h",
     ]  # fmt: skip
-
-
-def test_a_further_line_is_moved_in_by_the_first_column_at_most() -> None:
-    assert table(["n", "box", "ms"], [["0", "[0:512]", "1.5"]], 12) == [
-        "n  box",
-        "    ms",
-        "──────────",
-        "0  [0:512]",
-        "   1.5",
-    ]
 
 
 def test_a_column_without_rows_is_of_no_numbers() -> None:

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from plait.core.base.uncollected import MANY, uncollected
+from plait.core.base.process import MANY, uncollected
 
 
 @pytest.mark.parametrize("ran", [True, False])

@@ -1,4 +1,5 @@
-"""Constants of efficiency that a cluster's file names or replaces, and overhead that it leaves out."""
+"""Constants of efficiency that a cluster's file names or replaces, and overhead that it leaves
+out."""
 
 from __future__ import annotations
 
@@ -8,8 +9,15 @@ import pytest
 
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.errors import JobError
-from plait.core.cluster.efficiency import Constant, Efficiency, efficiency_file, resolve_efficiency
-from plait.core.cluster.overhead import ON_CPU, Overhead, overhead_values
+from plait.core.cluster.efficiency import (
+    ON_CPU,
+    Constant,
+    Efficiency,
+    Overhead,
+    efficiency_file,
+    overhead_values,
+    resolve_efficiency,
+)
 
 HOPPER: dict[str, Any] = read_toml(efficiency_file("hopper"))
 ONE: dict[str, Any] = {"value": 0.25, "source": "me", "date": "2026"}
@@ -42,7 +50,8 @@ def test_a_table_replaces_constants_and_single_ones_of_its_tables() -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("inside", 5), ("spread", None), ("matmul", {"value": 0.3})])
 def test_what_is_no_table_of_links_takes_the_place_of_all(key: str, value: object) -> None:
-    """A constant without its origin is not mended with another's: it is refused by its missing keys."""
+    """A constant without its origin is not mended with another's: it is refused by its missing
+    keys."""
     found: Any = resolve_efficiency({"like": "hopper", key: value})
     assert found[key] == value
 
@@ -71,7 +80,8 @@ def test_what_is_assumed_of_overhead() -> None:
 
 
 def test_how_far_memory_may_be_off() -> None:
-    """Of a GPU as fitted (benchmarks/planner_memory.py --fit); of processes as measured; a file may say."""
+    """Of a GPU as fitted (benchmarks/planner_memory.py --fit); of processes as measured; a file may
+    say."""
     doubts = [Overhead().doubt, Overhead.model_validate(overhead_values({}, cpu=True)).doubt]
     assert [{name: one.value for name, one in doubt} for doubt in doubts] == [
         {"lasting": 0.02, "moving": 0.09, "beside": 1.6}, {"lasting": 0.01, "moving": 0.05, "beside": 0.5},

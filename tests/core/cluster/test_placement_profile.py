@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import JobError
-from plait.core.cluster.network import Network
-from plait.core.cluster.placement_profile import (
+from plait.core.cluster.network import (
     Interference,
+    Network,
     PlacedJob,
     PlacementProfile,
     Steps,
@@ -20,7 +20,7 @@ from plait.core.cluster.placement_profile import (
     network_file,
 )
 from plait.core.cluster.profile import Curve, Group, Machine, Point
-from plait.place.affinity import read_profiled
+from plait.place.solve.affinity import read_profiled
 
 
 def curve(minipods: int, per_byte: float) -> Curve:
@@ -79,8 +79,8 @@ def test_the_size_that_saturates() -> None:
     """Of 1 ms and 1 ns a byte: 16 MiB has nearly all of it, 4 MiB 0.84 of that."""
     sizes = [1 << at for at in range(12, 25, 2)]
     points = tuple(Point(bytes=size, seconds=1e-3 + size * 1e-9) for size in sizes)
-    assert curve(1, 1.0).model_copy(update={"points": points}).saturates == 1 << 24
-    assert curve(1, 1.0).model_copy(update={"points": points[:1]}).saturates == 1 << 12
+    assert curve(1, 1.0).model_copy(update={"points": points}).saturation_bytes == 1 << 24
+    assert curve(1, 1.0).model_copy(update={"points": points[:1]}).saturation_bytes == 1 << 12
 
 
 def test_gains_are_medians_inside_rounds() -> None:

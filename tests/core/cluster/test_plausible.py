@@ -1,4 +1,5 @@
-"""Values of a user's cluster file that must be slips of units are refused; unusual ones are remarked on."""
+"""Values of a user's cluster file that must be slips of units are refused; unusual ones are
+remarked on."""
 
 from __future__ import annotations
 

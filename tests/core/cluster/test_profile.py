@@ -201,7 +201,3 @@ def test_a_group_that_does_not_begin_at_the_first_rank() -> None:
     assert str(group) == "3 ranks, on 2 nodes of 2 minipods"
     assert str(Group.of((1, 3), 8)) == "2 ranks, in a node"
     assert str(Group.of((1, 9), 8)) == "2 ranks, one on each of 2 nodes"
-
-
-def test_a_profile_has_the_version_that_is_read() -> None:
-    assert json.loads(profile().to_json())["version"] == 1

@@ -1,10 +1,11 @@
-"""What a refusal of a job advises is done, and the same place does not refuse again; every refusal names file
-and key."""
+"""What a refusal of a job advises is done, and the same place does not refuse again; every refusal
+names file and key."""
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,115 +13,113 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.base.codec.toml_text import to_toml
+from plait.core.base.codec.toml_text import override, to_toml
 from plait.core.base.errors import JobError
-from plait.core.job.advice import changed, same_place
+from plait.core.job.advice import changed, overlapping_keys
 from plait.core.job.rules import MOST_STAGES
 from plait.core.job.spec import Job
 
 GPT: dict[str, Any] = {"family": "gpt", "num_layers": 6, "hidden": 36, "num_heads": 9, "max_sequence": 256}
 LLAMA: dict[str, Any] = {**GPT, "family": "llama", "ffn_hidden": 40, "head_size": 4}
 U: dict[str, Any] = {**GPT, "family": "utransformer", "levels": 1}
-EXPERTS: dict[str, Any] = {**GPT, "experts": {"count": 6, "per_token": 2}}
+MODELS = {"gpt": GPT, "llama": LLAMA, "u": U, "-": {}, "short": {"family": "gpt", "num_layers": 6},
+          "experts": {**GPT, "experts": {"count": 6, "per_token": 2}}}  # fmt: skip
 
-BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    # model, the rest, the key that is refused
-    ({**GPT, "family": "bert"}, {}, "model.family"),
-    ({**GPT, "num_layers": 0}, {}, "model.num_layers"),
-    ({**GPT, "num_layers": 2.5}, {}, "model.num_layers"),
-    ({**GPT, "hidden": -1}, {}, "model.hidden"),
-    ({**GPT, "hidden": 1 << 40}, {}, "model.hidden"),
-    ({**GPT, "num_heads": 8}, {}, "model.num_heads"),
-    ({**GPT, "head_size": -1}, {}, "model.head_size"),
-    ({**LLAMA, "num_kv_heads": 4}, {}, "model.num_kv_heads"),
-    ({**GPT, "num_kv_heads": 3}, {}, "model.num_kv_heads"),
-    ({**LLAMA, "ffn_hidden": 0}, {}, "model.ffn_hidden"),
-    ({**LLAMA, "head_size": 5}, {}, "model.head_size"),
-    ({**GPT, "levels": 1}, {}, "model.levels"),
-    ({**U, "levels": 0}, {}, "model.levels"),
-    ({**U, "num_layers": 7}, {}, "model.num_layers"),
-    ({**GPT, "dropout": 1.5}, {}, "model.dropout"),
-    ({**GPT, "attention_dropout": -0.1}, {}, "model.attention_dropout"),
-    ({**GPT, "norm_eps": 0.0}, {}, "model.norm_eps"),
-    ({**LLAMA, "rope_theta": 0.0}, {}, "model.rope_theta"),
-    ({**GPT, "rope_theta": 5e5}, {}, "model.rope_theta"),
-    ({**GPT, "tied_embeddings": "yes"}, {}, "model.tied_embeddings"),
-    ({**LLAMA, "rope_scaling": {"factor": 2.0}}, {}, "model.rope_scaling.low_freq_factor"),
-    ({**GPT, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                              "original_max_positions": 64}}, {}, "model.rope_scaling"),
-    ({**GPT, "colour": 1}, {}, "model.colour"),
-    ({key: value for key, value in GPT.items() if key != "hidden"}, {}, "model.hidden"),
-    ({"preset": "gpt5"}, {}, "model.preset"),
-    ({"preset": 3}, {}, "model.preset"),
-    ({"preset": "gpt3-125m", "huggingface": "nowhere"}, {}, "model.huggingface"),
-    ({**EXPERTS, "experts": {"count": 6}}, {}, "model.experts.per_token"),
-    ({**EXPERTS, "experts": {"count": 6, "per_token": 7}}, {}, "model.experts.per_token"),
-    ({**EXPERTS, "experts": {"count": 0, "per_token": 1}}, {}, "model.experts.count"),
-    ({**GPT, "experts": {"count": 6, "per_token": 1, "shared_ffn_hidden": 4}}, {}, "model.experts.shared_ffn_hidden"),
-    ({**EXPERTS, "experts": {"count": 6, "per_token": 1, "first_dense": 9}}, {}, "model.experts.first_dense"),
-    ({**U, "experts": {"count": 6, "per_token": 1}}, {}, "model.experts"),
-    (EXPERTS, {"strategy": {"ep": 4, "dp": 4}}, "strategy.ep"),
-    (EXPERTS, {"strategy": {"ep": 3, "dp": 4}}, "strategy.ep"),
-    (GPT, {"strategy": {"ep": 2, "dp": 2}}, "strategy.ep"),
-    (GPT, {"strategy": {"tp": 5}}, "strategy.tp"),
-    (LLAMA, {"strategy": {"tp": 3}}, "strategy.tp"),  # 3 divides the heads, and not the feed-forward
-    ({**GPT, "ffn_hidden": 10}, {"strategy": {"tp": 2}}, "strategy.tp"),
-    ({**LLAMA, "num_kv_heads": 3, "num_heads": 12, "ffn_hidden": 48}, {"strategy": {"tp": 2}}, "strategy.tp"),
-    (GPT, {"strategy": {"tp": [1, 2], "pp": 2}}, "strategy.tp"),
-    (GPT, {"strategy": {"tp": [1, 3, 9], "pp": 2}}, "strategy.tp"),
-    (GPT, {"strategy": {"dp": [2, 9], "pp": 2}}, "strategy.dp"),
-    (GPT, {"strategy": {"dp": 9}}, "strategy.dp"),
-    (GPT, {"strategy": {"pp": 7}}, "strategy.pp"),
-    (GPT, {"strategy": {"pp": 3, "virtual_stages": 4, "schedule": "interleaved"}}, "strategy.pp"),
-    (GPT, {"strategy": {"pp": 2, "virtual_stages": 2}}, "strategy.virtual_stages"),
-    (GPT, {"strategy": {"pp": 2, "virtual_stages": 3, "schedule": "zb-v"}}, "strategy.virtual_stages"),
-    (GPT, {"strategy": {"recompute": {"kind": "full", "layers": 7}}}, "strategy.recompute.layers"),
-    (GPT, {"strategy": {"slices": {"batch": 9, "columns": 1}}}, "strategy.slices.batch"),
-    (GPT, {"strategy": {"slices": {"batch": 4}, "dp": 4}}, "strategy.slices.batch"),
-    (GPT, {"strategy": {"slices": {"batch": 1, "columns": 5}}}, "strategy.slices.columns"),
-    (GPT, {"strategy": {"tp": 3, "sequence_parallel": True}}, "strategy.sequence_parallel"),
-    (U, {"strategy": {"tp": 3, "sequence_parallel": True}, "data": {"sequence_length": 126}},
-     "strategy.sequence_parallel"),
-    ({**U, "num_layers": 9, "levels": 4}, {"data": {"sequence_length": 100}}, "data.sequence_length"),
-    (U, {"strategy": {"cp": 3}, "data": {"sequence_length": 126}}, "strategy.cp"),
-    (GPT, {"strategy": {"cp": 2}}, "strategy.cp"),
-    (GPT, {"strategy": {"cp": 3}}, "strategy.cp"),
-    (GPT, {"strategy": {"cp": 5, "cp_comm_type": "ring"}}, "strategy.cp"),
-    (GPT, {"strategy": {"cp": 4, "cp_comm_type": {"ulysses": 3, "ring": 2}}}, "strategy.cp_comm_type"),
-    ({**GPT, "attention_dropout": 0.1}, {"strategy": {"cp": 2, "cp_comm_type": "ring"}}, "model.attention_dropout"),
-    (GPT, {"strategy": {"shard": "zero9"}}, "strategy.shard"),
-    (GPT, {"strategy": {"dp": 4, "shard": {"params": 3, "grads": 4, "optim": 4}}}, "strategy.shard.params"),
-    (GPT, {"strategy": {"dp": 4, "shard": {"params": 1, "grads": 1, "optim": 3}}}, "strategy.shard.optim"),
-    (GPT, {"strategy": {"dp": 4, "shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 3}}},
-     "strategy.shard.secondary"),
-    (GPT, {"strategy": {"dp": 4, "shard": "zero3", "cuda_graphs": True}}, "strategy.cuda_graphs"),
-    (GPT, {"strategy": {"pp": 2, "stage_layers": [2, 2]}}, "strategy.stage_layers"),
-    (GPT, {"strategy": {"pp": 2, "stage_layers": [2, 2, 2]}}, "strategy.stage_layers"),
-    (GPT, {"strategy": {"pp": 2, "stage_layers": [6, 0]}}, "strategy.stage_layers"),
-    (GPT, {"strategy": {"pp": 2, "schedule": "zb-v", "stage_layers": [3, 3]}}, "strategy.stage_layers"),
-    (GPT, {"strategy": {"pp": 2, "slack": [3]}}, "strategy.slack"),
-    (GPT, {"strategy": {"pp": 3, "slack": [3], "schedule": "slack-1f1b"}}, "strategy.slack"),
-    (GPT, {"plan": {"constraints": ["tp << 3"]}}, "plan.constraints"),
-    (GPT, {"plan": {"constraints": ["color = red"]}}, "plan.constraints"),
-    (GPT, {"plan": {"constraints": ["memory <= 3"]}}, "plan.constraints"),
-    (GPT, {"data": {"sequence_length": 300}}, "data.sequence_length"),
-    (GPT, {"data": {"text": []}}, "data.text"),
-    (GPT, {"data": {"eval_fraction": 1.0}}, "data.eval_fraction"),
-    (GPT, {"train": {"steps": 5, "warmup_steps": 6}}, "train.warmup_steps"),
-    (GPT, {"train": {"lr_decay_steps": 5, "warmup_steps": 6}}, "train.warmup_steps"),
-    (GPT, {"train": {"steps": 5, "warmup_steps": 3, "lr_wsd_decay_steps": 4}}, "train.lr_wsd_decay_steps"),
-    (GPT, {"train": {"min_learning_rate": 1.0}}, "train.min_learning_rate"),
-    (GPT, {"train": {"global_batch_size": 8, "micro_batch_size": 3}}, "train.global_batch_size"),
-    (GPT, {"train": {"global_batch_size": 1, "micro_batch_size": 3}}, "train.global_batch_size"),
-    (GPT, {"train": {"stepz": 5}}, "train.stepz"),
-    (GPT, {"train": {"batch": 5}}, "train.batch"),
-    (GPT, {"train": 5}, "train"),
-    (GPT, {"run": {"name": "a/b"}}, "run.name"),
-    (GPT, {"run": {"folder": ""}}, "run.folder"),
-    (GPT, {"run": {"device": "tpu"}}, "run.device"),
-    (GPT, {"trian": {"steps": 5}}, "trian"),
-    (GPT, {"open": ["x"]}, "open"),
-]  # fmt: skip
+BAD = [
+    "gpt model.family=bert",
+    "gpt model.num_layers=0",
+    "gpt model.num_layers=2.5",
+    "gpt model.hidden=-1",
+    "gpt model.hidden=1099511627776",
+    "gpt model.num_heads=8",
+    "gpt model.head_size=-1",
+    "llama model.num_kv_heads=4",
+    "gpt model.num_kv_heads=3",
+    "llama model.ffn_hidden=0",
+    "llama model.head_size=5",
+    "gpt model.levels=1",
+    "u model.levels=0",
+    "u model.num_layers=7",
+    "gpt model.dropout=1.5",
+    "gpt model.attention_dropout=-0.1",
+    "gpt model.norm_eps=0.0",
+    "llama model.rope_theta=0.0",
+    "gpt model.rope_theta=500000.0",
+    "gpt model.tied_embeddings=yes",
+    "llama model.rope_scaling={factor=2.0} | model.rope_scaling.low_freq_factor",
+    "gpt model.rope_scaling={factor=8.0,low_freq_factor=1.0,high_freq_factor=4.0,original_max_positions=64}",
+    "gpt model.colour=1",
+    "short | model.hidden",
+    "- model.preset=gpt5",
+    "- model.preset=3",
+    "- model.preset=gpt3-125m model.huggingface=nowhere",
+    "gpt model.experts={count=6} | model.experts.per_token",
+    "gpt model.experts={count=6,per_token=7} | model.experts.per_token",
+    "gpt model.experts={count=0,per_token=1} | model.experts.count",
+    "gpt model.experts={count=6,per_token=1,shared_ffn_hidden=4} | model.experts.shared_ffn_hidden",
+    "gpt model.experts={count=6,per_token=1,first_dense=9} | model.experts.first_dense",
+    "u model.experts={count=6,per_token=1}",
+    "experts strategy.dp=4 strategy.ep=4",
+    "experts strategy.dp=4 strategy.ep=3",
+    "gpt strategy.dp=2 strategy.ep=2",
+    "gpt strategy.tp=5",
+    "llama strategy.tp=3",
+    "gpt model.ffn_hidden=10 strategy.tp=2",
+    "llama model.num_heads=12 model.ffn_hidden=48 model.num_kv_heads=3 strategy.tp=2",
+    "gpt strategy.pp=2 strategy.tp=[1,2]",
+    "gpt strategy.pp=2 strategy.tp=[1,3,9]",
+    "gpt strategy.pp=2 strategy.dp=[2,9]",
+    "gpt strategy.dp=9",
+    "gpt strategy.pp=7",
+    "gpt strategy.virtual_stages=4 strategy.schedule=interleaved strategy.pp=3",
+    "gpt strategy.pp=2 strategy.virtual_stages=2",
+    "gpt strategy.pp=2 strategy.schedule=zb-v strategy.virtual_stages=3",
+    "gpt 'strategy.recompute={kind=\"full\",layers=7}' | strategy.recompute.layers",
+    "gpt strategy.slices={batch=9,columns=1} | strategy.slices.batch",
+    "gpt strategy.slices={batch=4} strategy.dp=4 | strategy.slices.batch",
+    "gpt strategy.slices={batch=1,columns=5} | strategy.slices.columns",
+    "gpt strategy.tp=3 strategy.sequence_parallel=true",
+    "u strategy.tp=3 data.sequence_length=126 strategy.sequence_parallel=true",
+    "u model.num_layers=9 model.levels=4 data.sequence_length=100",
+    "u data.sequence_length=126 strategy.cp=3",
+    "gpt strategy.cp=2",
+    "gpt strategy.cp=3",
+    "gpt strategy.cp_comm_type=ring strategy.cp=5",
+    "gpt strategy.cp=4 strategy.cp_comm_type={ulysses=3,ring=2}",
+    "gpt strategy.cp=2 strategy.cp_comm_type=ring model.attention_dropout=0.1",
+    "gpt strategy.shard=zero9",
+    "gpt strategy.dp=4 strategy.shard={params=3,grads=4,optim=4} | strategy.shard.params",
+    "gpt strategy.dp=4 strategy.shard={params=1,grads=1,optim=3} | strategy.shard.optim",
+    "gpt strategy.dp=4 strategy.shard={params=4,grads=4,optim=4,secondary=3} | strategy.shard.secondary",
+    "gpt strategy.dp=4 strategy.shard=zero3 strategy.cuda_graphs=true",
+    "gpt strategy.pp=2 strategy.stage_layers=[2,2]",
+    "gpt strategy.pp=2 strategy.stage_layers=[2,2,2]",
+    "gpt strategy.pp=2 strategy.stage_layers=[6,0]",
+    "gpt strategy.pp=2 strategy.schedule=zb-v strategy.stage_layers=[3,3]",
+    "gpt strategy.pp=2 strategy.slack=[3]",
+    "gpt strategy.pp=3 strategy.schedule=slack-1f1b strategy.slack=[3]",
+    "gpt 'plan.constraints=[\"tp << 3\"]'",
+    "gpt 'plan.constraints=[\"color = red\"]'",
+    "gpt 'plan.constraints=[\"memory <= 3\"]'",
+    "gpt data.sequence_length=300",
+    "gpt data.text=[]",
+    "gpt data.eval_fraction=1.0",
+    "gpt train.steps=5 train.warmup_steps=6",
+    "gpt train.lr_decay_steps=5 train.warmup_steps=6",
+    "gpt train.steps=5 train.warmup_steps=3 train.lr_wsd_decay_steps=4",
+    "gpt train.min_learning_rate=1.0",
+    "gpt train.micro_batch_size=3 train.global_batch_size=8",
+    "gpt train.micro_batch_size=3 train.global_batch_size=1",
+    "gpt train.stepz=5",
+    "gpt train.batch=5",
+    "gpt train=5",
+    "gpt run.name=a/b",
+    "gpt run.folder=",
+    "gpt run.device=tpu",
+    "gpt trian.steps=5 | trian",
+    "gpt 'open=[\"x\"]'",
+]
+"""A model and settings, of which the last is refused; else the key that is stands after a line."""
 
 
 def read(folder: Path, values: dict[str, Any]) -> JobError | None:
@@ -141,17 +140,18 @@ def follow(folder: Path, values: dict[str, Any], error: JobError) -> int:
     """Make every change that is advised, one by one; how many there were."""
     for change in error.changes:
         again = read(folder, changed(values, change))
-        assert again is None or not same_place(again.key, error.key), (str(error), change, str(again))
+        assert again is None or not overlapping_keys(again.key, error.key), (str(error), change, str(again))
         for key in change:
             assert key == error.key or key in str(error), str(error)
     return len(error.changes)
 
 
-@pytest.mark.parametrize(("model", "more", "key"), BAD, ids=lambda value: str(value)[-70:])
-def test_a_bad_job_names_file_and_key_and_its_advice_works(
-    tmp_path: Path, model: dict[str, Any], more: dict[str, Any], key: str
-) -> None:
-    values = {"data": {}, **more, "model": model}
+@pytest.mark.parametrize("row", BAD)
+def test_a_bad_job_names_file_and_key_and_its_advice_works(tmp_path: Path, row: str) -> None:
+    words, _, key = row.partition(" | ")
+    model, *given = shlex.split(words)
+    key = key or given[-1].partition("=")[0]
+    values = override({"data": {}, "model": MODELS[model]}, given, lambda key: False)[0]
     error = read(tmp_path, values)
     assert error is not None
     assert error.key == key
@@ -161,19 +161,13 @@ def test_a_bad_job_names_file_and_key_and_its_advice_works(
         above = 0.5 if "below" in error.fix else 1
         least = int(bound[1]) + (above if "above" in error.fix else 0)
         again = read(tmp_path, changed(values, {key: least}))
-        assert again is None or not same_place(again.key, key), str(again)
+        assert again is None or not overlapping_keys(again.key, key), str(again)
 
 
 def test_advice_that_would_be_refused_is_not_given(tmp_path: Path) -> None:
     error = read(tmp_path, {"model": LLAMA, "strategy": {"tp": 3}})
     assert error is not None
     assert str(error).endswith("tp = 3 does not divide ffn_hidden = 40. Use 1.")
-
-
-def test_what_needs_no_second_change_is_preferred(tmp_path: Path) -> None:
-    error = read(tmp_path, {"model": GPT, "train": {"steps": 5, "warmup_steps": 9, "lr_wsd_decay_steps": 2}})
-    assert error is not None
-    assert error.changes == ({"train.steps": 9},) or {"train.warmup_steps": 5} in error.changes
 
 
 def test_all_tables_of_a_change_are_kept() -> None:
@@ -225,19 +219,6 @@ def test_advice_about_drawn_jobs_works(tmp_path_factory: pytest.TempPathFactory,
         follow(folder, values, error)
 
 
-def test_drawn_jobs_come_to_be_right_by_following_advice(tmp_path: Path) -> None:
-    """Of several mistakes one after the other."""
-    values = changed(
-        {"model": GPT},
-        {"strategy.tp": 5, "strategy.dp": 9, "data.sequence_length": 300, "train.warmup_steps": 999, "strategy.pp": 8},
-    )
-    for _ in range(9):
-        if (error := read(tmp_path, values)) is None:
-            return
-        values = changed(values, error.changes[0])
-    raise AssertionError(f"still refused: {error}")
-
-
 def test_lengths_are_offered_up_to_what_the_model_has(tmp_path: Path) -> None:
     error = read(tmp_path, {"model": GPT, "strategy": {"cp": 3}, "data": {"sequence_length": 256}})
     assert error is not None
@@ -248,7 +229,7 @@ def test_lengths_are_offered_up_to_what_the_model_has(tmp_path: Path) -> None:
 def test_a_schedule_that_nobody_knows_is_named_before_its_numbers(tmp_path: Path) -> None:
     values = {"model": {**GPT, "num_layers": 1}, "strategy": {"pp": 2, "schedule": "interleaved-1f1b"}}
     (tmp_path / "job.toml").write_text(to_toml(values))
-    with pytest.raises(JobError, match=r"strategy\.schedule: no schedule is called 'interleaved-1f1b'"):
+    with pytest.raises(JobError, match=r"strategy\.schedule: unknown schedule 'interleaved-1f1b'"):
         Job.read(tmp_path / "job.toml")
 
 
@@ -279,23 +260,10 @@ def test_a_schedule_in_a_file_has_a_name_though_its_stages_are_too_many(tmp_path
     assert caught.value.key == "strategy.pp"
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ("strategy.shard", "strategy.shard.params", True), ("strategy.shard.params", "strategy.shard", True),
-        ("strategy.pp", "strategy.pp", True), ("strategy.p1", "strategy.p", False),
-        ("strategy.p", "strategy.p1", False),
-        ("strategy.pp", "strategy.tp", False), (None, None, True), (None, "model", False), ("model", None, False),
-    ],
-)  # fmt: skip
-def test_a_part_of_a_key_is_the_same_place(one: str | None, other: str | None, same: bool) -> None:
-    assert same_place(one, other) == same
-
-
 def test_so_many_stages_there_may_be() -> None:
     for layers, stages, says in (
         (MOST_STAGES + 1, MOST_STAGES + 1, f"{MOST_STAGES + 1} stages are more than {MOST_STAGES}"),
-        (MOST_STAGES, MOST_STAGES + 1, f"{MOST_STAGES} layers leave one of {MOST_STAGES + 1} stages without a layer"),
+        (MOST_STAGES, MOST_STAGES + 1, f"{MOST_STAGES} layers cannot fill {MOST_STAGES + 1} stages"),
     ):
         with pytest.raises(JobError, match=says):
             Job.from_dict({"model": {**GPT, "num_layers": layers}, "strategy": {"pp": stages}})
@@ -304,7 +272,7 @@ def test_so_many_stages_there_may_be() -> None:
 @pytest.mark.parametrize(
     ("pp", "virtual", "changes"),
     [
-        (7, 1, [{"strategy.pp": 6}, {"strategy.pp": 1}]),
+        (7, 1, [{"strategy.pp": one} for one in (6, 3, 2, 1)]),
         (3, 4, [{"strategy.pp": 1}, {"strategy.virtual_stages": 1}, {"strategy.pp": 1, "strategy.virtual_stages": 1}]),
         (4, 3, [{"strategy.pp": 2}, {"strategy.pp": 1}, {"strategy.virtual_stages": 1},
                 {"strategy.pp": 1, "strategy.virtual_stages": 1}]),

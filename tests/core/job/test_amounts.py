@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plait.core.base.errors import JobError
-from plait.core.job.amounts import in_tokens, tokens_of
 from plait.core.job.spec import Job
+from plait.core.job.texts import in_tokens, tokens_of
 
 SMALL = {"model": {"preset": "gpt3-125m"}}
 

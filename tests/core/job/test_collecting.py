@@ -1,4 +1,4 @@
-"""The process that collects what ranks record: who waits for it, and when another goes on."""
+"""The process that collects what ranks record: who waits for it, and when a new one takes over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from plait.core.base.errors import JobError
 from plait.core.cluster.hardware import HERE
 from plait.core.job import collecting as module
-from plait.core.job.collecting import Collected, CollectingAgent, check_loggers, collecting
+from plait.core.job.collecting import CollectingAgent, CollectorSettings, check_loggers, collecting
 from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
@@ -100,26 +100,6 @@ def test_one_that_the_kernel_does_not_end_is_not_waited_for(
     assert "what was not written yet is missing" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("started", [STAYS], indirect=True)
-def test_a_rank_that_fails_waits_for_nobody(tmp_path: Path, started: Started) -> None:
-    """Its launcher is to hear of it at once."""
-    with pytest.raises(ValueError, match="out of memory"), collecting(tmp_path, 0, 2, is_rank=True):
-        raise ValueError("out of memory")
-    [process] = started.all
-    assert process.poll() is None
-    assert process.stdin and process.stdin.closed, "it was told"
-
-
-@pytest.mark.parametrize("started", ["raise SystemExit(0)"], indirect=True)
-def test_one_that_has_done_its_work_is_followed_by_no_other(
-    started: Started, capfd: pytest.CaptureFixture[str]
-) -> None:
-    agent = CollectingAgent(started)
-    started.all[0].wait()
-    agent.end(wait=True)
-    assert len(started.all) == 1 and capfd.readouterr().err == ""
-
-
 # ---- without a process ----
 
 
@@ -183,10 +163,10 @@ def test_one_that_is_killed_is_followed_by_another_and_not_for_ever(capsys: pyte
     assert (len(start.all), start.left) == (4, [])
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "plait: warning: what collects the timeline was killed by SIGKILL; another goes on",
-        "plait: warning: what collects the timeline was killed by SIGKILL; another goes on",
-        "plait: warning: what collects the timeline was killed by SIGTERM; another goes on",
-        "plait: the timeline ends here: what collects it was killed by SIGKILL",
+        "plait: warning: the timeline collector was killed by SIGKILL; a new one takes over",
+        "plait: warning: the timeline collector was killed by SIGKILL; a new one takes over",
+        "plait: warning: the timeline collector was killed by SIGTERM; a new one takes over",
+        "plait: the timeline ends here: its collector was killed by SIGKILL",
     ]
     assert all(process.closed for process in start.all[:3])
 
@@ -194,10 +174,9 @@ def test_one_that_is_killed_is_followed_by_another_and_not_for_ever(capsys: pyte
 @pytest.mark.unit
 @pytest.mark.usefixtures("_at_once")
 def test_one_that_ends_by_itself_is_not_followed(capsys: pytest.CaptureFixture[str]) -> None:
-    start = Row(Made(3))
-    agent = CollectingAgent(start)
-    agent.end(wait=True)
-    assert capsys.readouterr().err == "plait: the timeline ends here: what collects it ended with status 3\n"
+    for status, said in ((0, ""), (3, "plait: the timeline ends here: its collector ended with status 3\n")):
+        CollectingAgent(Row(Made(status))).end(wait=True)
+        assert capsys.readouterr().err == said
 
 
 @pytest.mark.unit
@@ -217,7 +196,7 @@ def test_one_that_follows_when_ranks_have_ended_is_told_so(
     agent.end(wait=True)
     assert start.all == [first, second]
     assert second.closed
-    assert "another goes on" in capsys.readouterr().err
+    assert "a new one takes over" in capsys.readouterr().err
 
 
 @pytest.mark.unit
@@ -249,10 +228,10 @@ def test_one_that_takes_too_long_is_ended_and_that_is_said(
 )
 def test_what_a_job_asks_to_be_collected(key: str | None, value: Any) -> None:
     nothing = {"timeline_steps": 0, "metrics_port": 0, "loggers": ()}
-    asked = Collected.of(RunSection(**(nothing | ({key: value} if key else {}))))
+    asked = CollectorSettings.of(RunSection(**(nothing | ({key: value} if key else {}))))
     assert asked.anything == (key is not None)
     assert key is None or getattr(asked, key) == value
-    assert Collected.from_json(asked.to_json()) == asked
+    assert CollectorSettings.from_json(asked.to_json()) == asked
 
 
 @pytest.mark.unit
@@ -310,9 +289,9 @@ def test_only_a_rank_that_fails_does_not_wait(
 @pytest.mark.unit
 def test_what_is_collected_is_what_the_runs_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a plan without a job, and of none that can be read, what a job says by itself."""
-    told = list[Collected]()
+    told = list[CollectorSettings]()
 
-    def start(folder: Path, first: int, count: int, collected: Collected) -> subprocess.Popen[bytes]:
+    def start(folder: Path, first: int, count: int, collected: CollectorSettings) -> subprocess.Popen[bytes]:
         told.append(collected)
         return Row(Made())()
 

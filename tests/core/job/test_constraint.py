@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError
-from plait.core.job.constraint import COUNTS, Constraint
-from plait.core.parallel.strategy import WORDS
+from plait.core.job.constraint import COUNTS, WORDS, Constraint
 
 SIGNS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "=": operator.eq, "!=": operator.ne,
          "<": operator.lt, ">": operator.gt}  # fmt: skip
@@ -56,11 +55,11 @@ def test_shard_factors_may_be_written_as_in_the_job() -> None:
         ("tp", "is no constraint"),
         ("tp 8", "is no constraint"),
         ("<= 8", "is no constraint"),
-        ("tpp <= 8", "nothing is called 'tpp' (did you mean 'tp'?)"),
+        ("tpp <= 8", "unknown quantity 'tpp' (did you mean 'tp'?)"),
         ("tp <= 8, 4", "has several values"),
         ("tp <= some", "is no whole number"),
         ("tp <= 1.5", "is no whole number"),
-        ("schedule <= 1f1b", "orders words"),
+        ("schedule <= 1f1b", "compares words"),
         ("schedule = 1fb1", "did you mean '1f1b'"),
         ("memory <= lots", "is no size"),
         ("memory <= 70 Gib", "is no size"),

@@ -1,5 +1,5 @@
-"""Every setting of every section: a value of another kind and one beyond each bound are refused in the file's
-words; what the words allow is not."""
+"""Every setting of every section: a value of another kind and one beyond each bound are refused in
+the file's words; what the words allow is not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from plait.core.base.codec.toml_text import to_toml
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import LARGEST
-from plait.core.job.advice import changed, same_place
+from plait.core.job.advice import changed, overlapping_keys
 from plait.core.job.spec import Job
 
 JOB: dict[str, Any] = {"model": {"preset": "gpt3-125m"}}
@@ -91,7 +91,7 @@ def test_bounds_are_where_the_words_say(tmp_path: Path, key: str, limit: Any) ->
     if abs(bound) < LARGEST:
         assert f"{bound:g}" in (error.fix or ""), str(error)
     again = refused(tmp_path, key, inside)
-    assert again is None or not (same_place(again.key, key) and "is not allowed" in again.problem), str(again)
+    assert again is None or not (overlapping_keys(again.key, key) and "is not allowed" in again.problem), str(again)
 
 
 @pytest.mark.parametrize("section", [name for name in Job.model_fields if name not in ("model", "open")])

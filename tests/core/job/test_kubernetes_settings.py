@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from plait.core.base.errors import JobError
-from plait.core.job.kubernetes_settings import FORMS, KubernetesSection
+from plait.core.job.cluster_settings import FORMS, KubernetesSection
 
 
 @pytest.mark.parametrize(
@@ -49,29 +48,3 @@ def test_a_line_break_or_an_escape_is_refused(key: str, value: str | list[str]) 
 
 def test_a_tab_is_no_line_break() -> None:
     assert KubernetesSection.model_validate({"env": ["A=b\tc"]}).env == ("A=b\tc",)
-
-
-@pytest.mark.parametrize(
-    ("key", "least", "most"),
-    [("nodes", 0, None), ("gpus", 0, None), ("max_restarts", 0, None), ("keep", 0, None), ("grace", 1, None),
-     ("wait", 1, None), ("port", 1024, 65535)],
-)  # fmt: skip
-def test_counts_have_bounds(key: str, least: int, most: int | None) -> None:
-    for value in [least, *([most] if most else [])]:
-        assert getattr(KubernetesSection.model_validate({key: value}), key) == value
-    for value in [least - 1, *([most + 1] if most else [])]:
-        with pytest.raises(ValidationError):
-            KubernetesSection.model_validate({key: value})
-
-
-def test_what_is_not_asked_for() -> None:
-    asked = KubernetesSection()
-    assert (asked.nodes, asked.gpus, asked.max_restarts, asked.grace, asked.wait, asked.keep) == (
-        0,
-        0,
-        3,
-        120,
-        900,
-        3600,
-    )
-    assert (asked.port, asked.exclusive, asked.workload, asked.python) == (29400, True, "auto", "python")

@@ -19,8 +19,8 @@ SMALL: dict[str, Any] = {"model": {"preset": "gpt3-125m"}}
 @pytest.mark.parametrize(
     ("said", "margin", "kept"),
     [
-        ("auto", Margin(sure=SURE), 2 * NormalDist().inv_cdf(0.9)),
-        ("safest", Margin(sure=SURE, safest=True), 2 * NormalDist().inv_cdf(0.9)),
+        ("auto", Margin(confidence=SURE), 2 * NormalDist().inv_cdf(0.9)),
+        ("safest", Margin(confidence=SURE, safest=True), 2 * NormalDist().inv_cdf(0.9)),
         ("fastest", Margin(), 0.0),
         (0, Margin(), 0.0),
         (0.05, Margin(share=0.05), 4.0),
@@ -32,8 +32,8 @@ def test_what_a_setting_keeps_free(said: float | str, margin: Margin, kept: floa
     """Of a memory of 80 bytes that is known to 2."""
     found = Margin.parse(said)
     assert found == margin
-    assert found.kept(2.0, 80.0) == pytest.approx(kept)
-    assert found.kept(np.array([2.0, 0.0]), 80.0)[0] == pytest.approx(kept)
+    assert found.reserved_bytes(2.0, 80.0) == pytest.approx(kept)
+    assert found.reserved_bytes(np.array([2.0, 0.0]), 80.0)[0] == pytest.approx(kept)
 
 
 @pytest.mark.parametrize("said", [1, 1.5, -0.1, "4", "4 apples", "", "GiB", "most", "-4 GiB"])
@@ -50,6 +50,6 @@ def test_a_margin_on_the_command_line() -> None:
 
 
 def test_margins_say_what_for() -> None:
-    assert Margin.parse("auto").why == "to be 90% sure that it fits"
-    assert Margin.parse("2 GiB").why == "as plan.memory_margin = 2 GiB says"
-    assert Margin.parse(0.1).why == "as plan.memory_margin = 0.1 says"
+    assert Margin.parse("auto").reason == "to be 90% sure that it fits"
+    assert Margin.parse("2 GiB").reason == "as plan.memory_margin = 2 GiB says"
+    assert Margin.parse(0.1).reason == "as plan.memory_margin = 0.1 says"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from plait.api.places.kubernetes import InKubernetes
-from plait.api.places.slurm import InSlurm
+from plait.api.places.kubernetes import KubernetesTarget
+from plait.api.places.slurm import SlurmTarget
 from plait.core.base.env import use_network
 from plait.core.base.errors import JobError
 from plait.core.job.settings import RunSection
@@ -33,12 +33,12 @@ def test_variables_are_set_where_nobody_has_set_them() -> None:
 
 def test_the_dry_run_shows_them() -> None:
     job = Job.from_dict(JOB)
-    script = InSlurm("").preview(job, Path("/data/runs/job"))[1].splitlines()
+    script = SlurmTarget("").preview(job, Path("/data/runs/job"))[1].splitlines()
     assert "export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-ib0}" in script
     assert "export NCCL_IB_HCA=${NCCL_IB_HCA:-mlx5_0:1,mlx5_1}" in script
-    pod = next(iter(yaml.safe_load_all(InKubernetes("").preview(job, Path("/data/runs/job"))[1])))["spec"]["template"][
-        "spec"
-    ]
+    pod = next(iter(yaml.safe_load_all(KubernetesTarget("").preview(job, Path("/data/runs/job"))[1])))["spec"][
+        "template"
+    ]["spec"]
     env = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
     assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_IB_HCA"]) == ("ib0", "mlx5_0:1,mlx5_1")
     assert env["NCCL_SOCKET_IFNAME"] == "eth7"  # the user's own

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError
-from plait.core.job.left_open import PLANNED
+from plait.core.job.open_keys import PLANNED
 from plait.core.job.spec import Job, StrategySection
 from tests.core.conftest import MODEL, made
 
@@ -64,7 +64,7 @@ def test_open_settings_round_trip_and_close_as_another_job_has_them(tmp_path: Pa
     other = made(
         strategy={"tp": 2, "dp": 2, "recompute": "full", "slices": {"batch": 2}}, train={"micro_batch_size": 4}
     )
-    closed = job.closed_like(other)
+    closed = job.with_choices_of(other)
     assert closed.open == ()
     ours, theirs = closed.to_dict(), other.to_dict()
     for key in job.open:

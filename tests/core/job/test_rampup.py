@@ -24,8 +24,8 @@ RAMP = {"start": 2, "increment": 2, "samples": 20}
 
 
 def megatron(rampup: RampupSection, batch: int, consumed: int) -> int:
-    """The batch after so many sequences, as Megatron-LM has it (num_microbatches_calculator), in whole
-    numbers."""
+    """The batch after so many sequences, as Megatron-LM has it (num_microbatches_calculator), in
+    whole numbers."""
     count = (batch - rampup.start) // rampup.increment
     if consumed > rampup.samples or count == 0:
         return batch

@@ -1,4 +1,5 @@
-"""The reference of the job file is what ``Job`` takes: every key, with a type, a default and a meaning."""
+"""The reference of the job file is what ``Job`` takes: every key, with a type, a default and a
+meaning."""
 
 from __future__ import annotations
 
@@ -12,9 +13,8 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.job.advice import changed
-from plait.core.job.left_open import PLANNED
+from plait.core.job.open_keys import PLANNED
 from plait.core.job.reference import COMMAND, Setting, SettingsTable, look_up, markdown, reference
-from plait.core.job.renamed import KEYS
 from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 
@@ -127,7 +127,6 @@ def test_a_section_is_found(asked: str) -> None:
         ("model.hiden", "did you mean 'model.hidden'"),
         ("stepps", "did you mean"),
         ("zzz", "plait job shows all"),
-        *((old, f"is called {new} now") for old, new in KEYS.items()),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(asked: str, says: str) -> None:

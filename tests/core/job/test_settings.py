@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from plait.core.base.errors import JobError
+from plait.core.job.cluster_settings import SlurmSection
 from plait.core.job.settings import RunSection
-from plait.core.job.slurm_settings import SlurmSection
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_compiling_is_asked_for_timed_or_off() -> None:
         False, False, True,
     ]  # fmt: skip
     assert job(compile="auto").open == ()  # no planner predicts it
-    assert job(compile="auto", tp="auto").closed_like(job(tp=2, slices={"batch": 1})).strategy.compile == "auto"
+    assert job(compile="auto", tp="auto").with_choices_of(job(tp=2, slices={"batch": 1})).strategy.compile == "auto"
     with pytest.raises(JobError, match="compile"):
         job(compile="yes")
 
@@ -229,7 +229,7 @@ def test_a_change_that_cannot_be_is_the_command_lines_mistake() -> None:
 
 def test_an_error_of_what_a_job_names_is_about_its_key(tmp_path: Path) -> None:
     for error, key in (
-        (ScheduleError("0F0 stands twice"), "strategy.schedule"),
+        (ScheduleError("0F0 occurs twice"), "strategy.schedule"),
         (CheckpointError("is none"), "train.init_from"),
         (DataError("has no tokens"), "data.tokenizer"),
     ):
@@ -258,55 +258,6 @@ def test_where_an_error_was_made_is_said_once() -> None:
         assert caught.value.file == file
 
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "model": {"preset": "gpt3-125m"},
-    "data": {"text": "python-stdlib", "pattern": "*", "tokenizer": "bytes", "sequence_length": 128, "seed": 0,
-             "eval_fraction": 0.02, "sources": [], "eval": [], "text_key": "text", "rows": "text", "vocab_multiple": 1,
-             "messages_key": "messages", "prompt_key": "prompt", "answer_key": "completion", "loss": "answers"},
-    "train": {"steps": 300, "tokens": 0, "global_batch_size": 8, "micro_batch_size": 1,
-              "learning_rate": 3e-4,
-              "min_learning_rate": 0.0, "warmup_steps": 0, "lr_decay_style": "cosine", "lr_decay_steps": 0,
-              "lr_wsd_decay_steps": 0, "optimizer": "adamw", "weight_decay": 0.1, "weight_decay_of": {},
-              "muon": {"momentum": 0.95, "nesterov": True, "adjust_lr": "match_rms_adamw", "precision": "bf16",
-                       "ns_steps": 5, "ns_coefficients": [3.4445, -4.775, 2.0315], "eps": 1e-7},
-              "sgd": {"momentum": 0.9, "nesterov": False}, "adam_betas": [0.9, 0.95], "adam_eps": 1e-8,
-              "clip_grad": 1.0,
-              "precision": "fp32", "seed": 0, "on_nan": "stop", "log_every": 10, "eval_every": 100, "eval_batches": 8,
-              "checkpoint_every": 100, "keep_checkpoints": 2, "keep_every": 0, "keep_best": False,
-              "optimizer_dtype": "master"},
-    "strategy": {"tp": 1, "dp": 1, "pp": 1, "cp": 1, "ep": 1, "cp_comm_type": "ulysses", "schedule": "eager-1f1b",
-                 "virtual_stages": 1, "stage_layers": [], "slack": [], "slices": "auto", "overlap": "domino",
-                 "sequence_parallel": False, "shard": "ddp", "recompute": "none", "compile": False,
-                 "cuda_graphs": False, "streams": 1, "reduce_dtype": "master"},
-    "cluster": {"preset": "here", "ranks": 0},
-    "plan": {"framework": "plait", "constraints": [], "memory_margin": "auto", "points": 250_000, "top": 10,
-             "tokens": 0, "gpu_hour_price": 0.0},
-    "run": {"network_interface": "", "rdma_devices": [],
-            "name": "", "folder": "runs", "device": "auto", "threads": 1, "timeout": 600.0, "hang_deadline": 0.0,
-            "restarts": 3, "spares": 0, "shrink": True, "selfcheck": "warn", "memory_every": 0,
-            "memory_neighbour": True, "on_save_failure": "continue", "timeline_steps": 200, "timeline_sample": 100,
-            "loggers": [], "metrics_port": 0, "metrics_address": "127.0.0.1"},
-    "slurm": {"mem": "", "gres": [], "spares": 0, "segment": 0, "chain": False, "srun_options": [], "cpu_bind": "none",
-              "container": "", "container_mounts": [], "container_options": [], "container_runtime": "pyxis",
-              "python": "python",
-              "partition": "", "nodes": 0, "gpus": "auto", "cpus": 0, "time": "", "account": "", "reservation": "",
-              "signal_time": 60, "requeue": True, "restarts": 3, "exclusive": True, "options": [], "setup": []},
-    "kubernetes": {"host_network": False,
-                   "context": "", "namespace": "", "image": "", "python": "python", "workload": "auto",
-                   "kueue_queue": "",
-                   "priority": "", "nodes": 0, "gpus": 0, "gpu_resource": "nvidia.com/gpu", "resources": [],
-                   "exclusive": True, "spare_nodes": [], "reservation": "", "kueue_topology": "",
-                   "kueue_stage_topology": "",
-                   "node_labels": [], "tolerations": [], "service_account": "", "env": [], "volumes": [],
-                   "port": 29400, "grace": 120, "wait": 900, "max_restarts": 3, "keep": 3600},
-}  # fmt: skip
-
-
-def test_what_a_job_does_not_say() -> None:
-    """A default that is changed changes what files that are there already mean."""
-    assert made(strategy={}, slurm={"setup": []}, kubernetes={"env": []}).to_dict() == DEFAULTS
-
-
 def test_tokens_say_how_many_steps_there_are() -> None:
     train: dict[str, Any] = {"global_batch_size": 4, "tokens": "1M"}
     job = made(train=train, data={"sequence_length": 250}, strategy={})
@@ -314,7 +265,7 @@ def test_tokens_say_how_many_steps_there_are() -> None:
     assert Job.from_dict(job.to_dict()) == job
     assert job.changed(["train.tokens=2e6"]).train.steps == 2000
     assert made(train=train | {"tokens": 1001}, data={"sequence_length": 250}).train.steps == 2
-    with pytest.raises(JobError, match=r"train\.steps: 7 stands beside train\.tokens"):
+    with pytest.raises(JobError, match=r"train\.steps: 7 conflicts with train\.tokens"):
         made(train=train | {"steps": 7})
     with pytest.raises(JobError, match=r"train\.tokens: 'many' is no count"):
         made(train=train | {"tokens": "many"})

@@ -47,17 +47,3 @@ def test_a_block_holds_about_as_many_weights_as_the_device_likes(one: Blocks, qu
     assert (one.queries, one.rows_at_once) == (queries, rows)
     if queries > LEAST:
         assert one.weights <= (ON_GPU if one.gpu else ON_CPU)
-
-
-@pytest.mark.parametrize(
-    ("itemsize", "forward", "backward"),
-    [
-        # Of a weight its softmax and its mask; below fp32 also the product that it is made of.
-        (4, 8 * 8 * (4 + 16) + 8 * 10 * 4, 8 * 8 * (4 + 4 + 16) + 3 * 8 * 10 * 4 + 2 * 8 * 10 * 4),
-        (8, 8 * 8 * (8 + 16) + 8 * 10 * 8, 8 * 8 * (8 + 8 + 16) + 3 * 8 * 10 * 8 + 2 * 8 * 10 * 8),
-        (2, 8 * 8 * (6 + 16) + 8 * 10 * 2, 8 * 8 * (6 + 2 + 16) + 3 * 8 * 10 * 2 + 2 * 8 * 10 * 4),
-    ],
-)
-def test_what_a_block_takes(itemsize: int, forward: int, backward: int) -> None:
-    one = Blocks(1, 1, 8, gpu=False)
-    assert (one.forward(10, itemsize), one.backward(10, itemsize)) == (forward, backward)

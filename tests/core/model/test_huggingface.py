@@ -1,4 +1,5 @@
-"""Every key of a Hugging Face config is read, refused by name, or counted as one that changes nothing."""
+"""Every key of a Hugging Face config is read, refused by name, or counted as one that changes
+nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import JobError
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.ignored_input import IgnoredInput
 from plait.core.model.huggingface import LARGEST, PASSED_OVER, read_config
 from plait.core.model.spec import ModelSpec
 
@@ -28,7 +29,7 @@ LLAMA3 = {
 }  # fmt: skip
 
 
-def read(folder: Path, values: dict[str, Any], over: PassedOver | None = None) -> ModelSpec:
+def read(folder: Path, values: dict[str, Any], over: IgnoredInput | None = None) -> ModelSpec:
     (folder / "config.json").write_text(json.dumps(values))
     return read_config(folder, over)
 
@@ -68,6 +69,8 @@ def refused(folder: Path, values: dict[str, Any]) -> JobError:
         (LLAMA, {"rms_norm_eps": None}, "rms_norm_eps"),
         (LLAMA, {"original_max_position_embeddings": 8}, "original_max_position_embeddings"),
         (LLAMA, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        (LLAMA, {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling"),
+        (LLAMA, {"hidden_act": "relu"}, "hidden_act"),
         (LLAMA, {"rope_scaling": {**LLAMA3, "type": "default"}}, "rope_scaling"),
         (LLAMA, {"rope_scaling": {"rope_type": "default", "factor": 2.0}}, "rope_scaling.factor"),
         (LLAMA, {"rope_parameters": {**LLAMA3, "attention_factor": 2.0}}, "rope_parameters.attention_factor"),
@@ -128,12 +131,12 @@ def test_what_means_the_same_reads_the_same(tmp_path: Path, base: dict[str, Any]
 
 
 def test_what_changes_nothing_is_counted(tmp_path: Path) -> None:
-    over = PassedOver()
+    over = IgnoredInput()
     read(tmp_path, GPT2 | {"use_cache": True, "top_k": 50, "n_ctx": 16}, over)
     assert over.lines() == [f"passed over 3 {PASSED_OVER} (the first: use_cache)"]
 
 
-def named(folder: Path, values: dict[str, Any], over: PassedOver) -> str:
+def named(folder: Path, values: dict[str, Any], over: IgnoredInput) -> str:
     """The key for which the values are refused; empty if they are not."""
     try:
         read(folder, values, over)
@@ -151,12 +154,12 @@ def test_no_attribute_of_transformers_configs_is_unknown(tmp_path: Path, kind: s
     values = json.loads(json.dumps(known, default=str)) | {"model_type": kind}
     assert read(tmp_path, values)
     for key in sorted(set(values) - {"model_type"}):  # and each by itself is read, refused by name, or counted
-        over = PassedOver()
+        over = IgnoredInput()
         changed = values | {key: "something else"}
         if names := named(tmp_path, changed, over):
             assert names in (key, "resid_pdrop")
         else:
-            passed = PassedOver()
+            passed = IgnoredInput()
             read(tmp_path, {name: value for name, value in values.items() if name != key}, passed)
             assert over.counts[PASSED_OVER] == passed.counts[PASSED_OVER] + 1, f"{key} was dropped without a word"
 

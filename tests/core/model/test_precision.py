@@ -14,12 +14,12 @@ from plait.core.model.precision import ITEMSIZE, QUANTISED, Precision, unquantis
 def test_blocks_bring_scales_and_are_cut_by_rows_and_by_columns(
     precision: Precision, number: float, rows_and_columns: float, shared: float
 ) -> None:
-    """Of 32 numbers in a byte each and a scale in one; of 16 in half a byte. One scale a tensor takes
-    nothing, and one copy serves both ways where a device reads columns."""
+    """Of 32 numbers in a byte each and a scale in one; of 16 in half a byte. One scale a tensor
+    takes nothing, and one copy serves both ways where a device reads columns."""
     recipe = QUANTISED[precision]
     assert recipe.number == number
-    assert recipe.kept(reads_columns=False) == rows_and_columns
-    assert recipe.kept(reads_columns=True) == shared
+    assert recipe.element_bytes(reads_columns=False) == rows_and_columns
+    assert recipe.element_bytes(reads_columns=True) == shared
 
 
 def test_what_no_recipe_quantises_stays_in_two_bytes() -> None:

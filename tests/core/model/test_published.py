@@ -1,8 +1,8 @@
-"""Presets of published models: parameters to the last one, of what is described and of what is said to be
-missing.
+"""Presets of published models: parameters to the last one, of what is described and of what is said
+to be missing.
 
-Published counts are those of the released weights (Hugging Face's model pages, ``safetensors``; tied weights
-once)."""
+Published counts are those of the released weights (Hugging Face's model pages, ``safetensors``;
+tied weights once)."""
 
 from __future__ import annotations
 
@@ -57,12 +57,13 @@ def test_what_is_missing_is_read_back_and_written_only_where_something_is() -> N
 
 
 def test_latent_attention_by_hand() -> None:
-    """DeepSeek-V3: queries by way of 1,536 numbers, keys and values by way of 512, beside 64 that are rotated
-    and that all heads share; 37B parameters are active; scores have 192 numbers a head, values 128."""
+    """DeepSeek-V3: queries by way of 1,536 numbers, keys and values by way of 512, beside 64 that
+    are rotated and that all heads share; 37B parameters are active; scores have 192 numbers a head,
+    values 128."""
     model = ModelSpec.preset("deepseek-v3", specs_folder() / "models")
     assert model.experts
     down, up = 7168 * (1536 + 512 + 64), 1536 * 128 * 192 + 512 * 128 * 256
-    assert model.numbers_of("attn") == down + up + 128 * 128 * 7168 + 7168 + 1536 + 512
+    assert model.parameters_of("attn") == down + up + 128 * 128 * 7168 + 7168 + 1536 + 512
     idle = (model.experts.count - model.experts.per_token) * model.expert_parameters(2048)
     assert 37e9 < model.num_parameters - model.num_expert_layers * idle < 38e9
     scores = model.attention_flops(4096) - model.product_flops(4096, "attn")

@@ -30,7 +30,7 @@ def test_widths_are_those_of_the_matrices_that_ranks_hold(model: ModelSpec, tp: 
         held = {"column.weight": 0, "row.weight": 0}
         for weight in matrices_of(site):
             if model.letters.has(weight.when):
-                held[weight.held] += strategy.share(model, weight)
+                held[weight.fused_into] += strategy.share(model, weight)
         assert [numbers / model.hidden for numbers in held.values()] == list(strategy.widths(model, site))
 
 

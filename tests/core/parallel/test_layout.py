@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.parallel.layout import AXES, Axis, Layout, Mesh, SequenceCut
+from plait.core.parallel.layout import AXES, Axis, ContextSplit, Layout, Mesh
 
 degrees = st.integers(1, 4)
 layouts = st.builds(Layout.of, pp=degrees, dp=degrees, cp=degrees, tp=degrees)
@@ -17,12 +17,6 @@ def degree(layout: Layout, axis: Axis) -> int:
     return {"pp": len(layout.degrees), "cp": layout.cp, "dp": layout.degrees[0][0], "tp": layout.degrees[0][1]}[axis]
 
 
-@given(layouts)
-def test_coordinates_and_rank_are_inverse(layout: Layout) -> None:
-    for rank in range(layout.world_size):
-        assert layout.rank(**layout.coordinates(rank)) == rank
-
-
 @given(layouts, st.sampled_from(AXES))
 def test_groups_of_an_axis_partition_the_ranks(layout: Layout, axis) -> None:
     groups = layout.groups(axis)
@@ -33,18 +27,6 @@ def test_groups_of_an_axis_partition_the_ranks(layout: Layout, axis) -> None:
         for place, rank in enumerate(group):
             assert layout.group_of(rank, axis) == group
             assert layout.coordinates(rank)[axis] == place
-
-
-def test_tensor_parallel_ranks_are_neighbours() -> None:
-    assert Layout.of(pp=2, dp=2, tp=2).groups("tp") == ((0, 1), (2, 3), (4, 5), (6, 7))
-    assert Layout.of(pp=2, dp=2, tp=2).groups("pp") == ((0, 4), (1, 5), (2, 6), (3, 7))
-
-
-def test_a_rank_or_coordinate_outside_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"rank 4 outside 0\.\.3"):
-        Layout.of(tp=4).coordinates(4)
-    with pytest.raises(ValueError, match=r"tp=4 outside 0\.\.3"):
-        Layout.of(tp=4).rank(tp=4)
 
 
 @given(uneven)
@@ -71,7 +53,7 @@ def test_every_coordinate_has_bounds(coordinates: dict[str, int], told: str) -> 
 @pytest.mark.parametrize("rank", [-1, 4])
 def test_a_rank_has_bounds(rank: int) -> None:
     with pytest.raises(ValueError, match=rf"rank {rank} outside 0\.\.3"):
-        Layout.of(dp=4).place_of(rank)
+        Layout.of(dp=4).pp_rank_of(rank)
 
 
 def test_a_mesh_of_two_replicas_of_two_sequence_parts_of_three() -> None:
@@ -90,13 +72,14 @@ def test_places_that_differ_are_not_uniform() -> None:
 
 
 cuts = st.integers(1, 4).flatmap(
-    lambda ring: st.integers(1, 4).map(lambda each: SequenceCut(cp=ring * each, ring=ring))
+    lambda ring: st.integers(1, 4).map(lambda each: ContextSplit(cp=ring * each, ring=ring))
 )
 
 
 @given(cuts, st.integers(1, 3))
-def test_a_sequence_is_shared_out_once_and_evenly(cut: SequenceCut, each: int) -> None:
-    """Rings pair a chunk from the front with its mirror image: causal attention costs all the same."""
+def test_a_sequence_is_shared_out_once_and_evenly(cut: ContextSplit, each: int) -> None:
+    """Rings pair a chunk from the front with its mirror image: causal attention costs all the
+    same."""
     sequence = 2 * cut.cp * each
     own = [[at for run in cut.tokens(sequence, rank) for at in run] for rank in range(cut.cp)]
     assert sorted(at for tokens in own for at in tokens) == list(range(sequence))
@@ -110,15 +93,6 @@ def test_a_sequence_is_shared_out_once_and_evenly(cut: SequenceCut, each: int) -
             assert together == {sequence - 1 - at for at in together}
 
 
-def test_groups_of_a_cut_of_rings_of_two() -> None:
-    cut = SequenceCut(cp=6, ring=2)
-    assert [cut.ulysses_group(rank) for rank in (0, 2, 3, 5)] == [(0, 1, 2), (0, 1, 2), (3, 4, 5), (3, 4, 5)]
-    assert [cut.ring_group(rank) for rank in (0, 2, 3, 5)] == [(0, 3), (2, 5), (0, 3), (2, 5)]
-    assert cut.tokens(12, 1) == [range(2, 3), range(9, 10)]
-    assert cut.tokens(24, 0) == [range(4)] and cut.tokens(24, 2) == [range(20, 24)]
-    assert SequenceCut(cp=3).tokens(12, 1) == [range(4, 8)]
-
-
 @pytest.mark.parametrize(
     ("cp", "ring", "runs"),
     [
@@ -129,5 +103,5 @@ def test_groups_of_a_cut_of_rings_of_two() -> None:
     ],
 )  # fmt: skip
 def test_positions_of_a_rank_of_sixteen_tokens(cp: int, ring: int, runs: list[list[tuple[int, int]]]) -> None:
-    cut = SequenceCut(cp=cp, ring=ring)
+    cut = ContextSplit(cp=cp, ring=ring)
     assert [[(run.start, run.stop) for run in cut.tokens(16, rank)] for rank in range(cp)] == runs

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from plait.core.base.errors import JobError
 from plait.core.parallel.sharding import LEVELS, Level, Sharding, Unit, unit_of
 from plait.core.parallel.strategy import ShardOverlap, Strategy
-from plait.core.step.orders.segment_lists import sync_order
+from plait.core.step.orders.overlap import sync_order
 from plait.core.step.segments import Action, Phase, SegmentGraph
-from plait.core.step.units import UnitAction, UnitOp, with_units
+from plait.core.step.traffic import UnitAction, with_units
 
 factors = st.sampled_from([(1, 1, 1), (1, 1, 4), (1, 2, 4), (2, 2, 4), (2, 4, 8), (4, 4, 4), (1, 4, 4), (1, 1, 2)])
 
@@ -144,11 +144,6 @@ def test_the_unit_of_a_parameter(name: str, ndim: int, unit: Unit) -> None:
     assert unit_of(name, ndim) == unit
 
 
-def test_what_happens_to_a_unit_in_words() -> None:
-    op = UnitOp("gather", ("attn", 3), True)
-    assert (str(op), op.site, op.layer, op.slice, op.forward) == ("gather attn3", "attn", 3, 0, True)
-
-
 @pytest.mark.parametrize(
     ("name", "factors"),
     [("ddp", (1, 1, 1)), ("zero1", (1, 1, 8)), ("zero2", (1, 8, 8)), ("zero3", (8, 8, 8)), ("fsdp", (8, 8, 8))],
@@ -156,7 +151,7 @@ def test_what_happens_to_a_unit_in_words() -> None:
 def test_named_points(name: str, factors: tuple[int, int, int]) -> None:
     sharding = Sharding.named(name, 8)
     assert sharding.factors(8) == (*factors, 8)
-    assert sharding.stays == (factors[:2] == (1, 1))
+    assert sharding.keeps_buffers == (factors[:2] == (1, 1))
     sharding.check(8)
 
 
@@ -183,11 +178,6 @@ def test_factors_that_eight_ranks_cannot_have(factors: dict[str, int], key: str)
     assert caught.value.key == f"strategy.shard.{key}"
 
 
-def test_factors_that_eight_ranks_can_have() -> None:
-    for factors in ((1, 1, 1, 0), (2, 4, 8, 0), (8, 8, 8, 2), (8, 8, 8, 4), (4, 4, 8, 2), (1, 1, 8, 0)):
-        Sharding(**dict(zip(("params", "grads", "optim", "secondary"), factors, strict=True))).check(8)
-
-
 def test_a_second_copys_ranks_that_are_advised_divide_the_first() -> None:
     with pytest.raises(JobError) as caught:
         Sharding(params=12, grads=12, optim=12, secondary=5).check(12)
@@ -199,10 +189,3 @@ def test_a_second_copys_ranks_that_are_advised_divide_the_first() -> None:
 )
 def test_groups_of_a_rank(level: Level, group: tuple[int, ...]) -> None:
     assert Sharding(params=2, grads=4, optim=4).group(5, level, 8) == group
-
-
-def test_an_mlp_is_gathered_with_the_attention_of_its_own_layer_alone() -> None:
-    assert lists("F", "none", [("positions", 0), ("mlp", 0)], heads=False) == (
-        "embed.R0 gather-positions0 need-positions0 attn0.N0 drop-positions0 attn0.F0 attn0.R0 mlp0.N0 "
-        "gather-mlp0 need-mlp0 next-vectors0 mlp0.F0 mlp0.R0 drop-mlp0 leave.N0"
-    )

@@ -33,21 +33,6 @@ def test_impossible_values_are_refused_by_key(values: dict[str, Any]) -> None:
     assert caught.value.key == f"strategy.{next(iter(values))}"
 
 
-@pytest.mark.parametrize(
-    ("strategy", "key"),
-    [
-        (Strategy(tp=5), "strategy.tp"),
-        (Strategy(p1=5), "strategy.slices.batch"),
-        (Strategy(p2=5), "strategy.slices.columns"),
-        (Strategy(tp=3, sequence_parallel=True), "strategy.sequence_parallel"),
-    ],
-)
-def test_check_names_the_key_that_does_not_fit_the_model(strategy: Strategy, key: str) -> None:
-    with pytest.raises(JobError) as caught:
-        strategy.check(GPT, batch=4, sequence=16)
-    assert caught.value.key == key
-
-
 def test_check_refuses_more_tokens_than_positions() -> None:
     with pytest.raises(JobError, match=r"data\.sequence_length: 32 exceeds the model's max_sequence = 16"):
         Strategy().check(GPT, batch=4, sequence=32)
@@ -117,15 +102,6 @@ def test_what_fits_a_model_and_its_sequences(
     with pytest.raises(JobError) as caught:
         strategy.check(spec, batch=4, sequence=sequence)
     assert caught.value.key == key
-
-
-@pytest.mark.parametrize(
-    ("mode", "forward", "backward"),
-    [("none", False, False), ("forward", True, False), ("backward", False, True), ("both", True, True)],
-)
-def test_in_which_pass_communication_of_shards_is_hidden(mode: Any, forward: bool, backward: bool) -> None:
-    strategy = Strategy(shard_overlap=mode)
-    assert (strategy.hides_shards(forward=True), strategy.hides_shards(forward=False)) == (forward, backward)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Clocks that are made up are found again, within the error that is told; no order is claimed below it."""
+"""Clocks that are made up are found again, within the error that is told; no order is claimed below
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.base.errors import DataError
-from plait.core.record.clocks import LEAST, REFERENCE, Clocks, HostClock, Moment, aligned, compared, order
+from plait.core.record.clocks import REFERENCE, Clocks, HostClock, Moment, aligned, fit_clock, order
 from plait.core.record.ring import Header, RecordKind, Ring, call_of, read_ring
 from plait.core.record.ring_writer import RingWriter, this_process
 
@@ -27,8 +28,8 @@ def shown(true: np.ndarray, offset: int, drift: float) -> np.ndarray:
 
 
 def collectives(rng: np.random.Generator, hosts: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """True begins and ends [count, hosts] over a minute: ranks begin within 2 ms, have the result at the
-    earliest 100 us after the last began, and sometimes are held up."""
+    """True begins and ends [count, hosts] over a minute: ranks begin within 2 ms, have the result
+    at the earliest 100 us after the last began, and sometimes are held up."""
     at = np.sort(rng.integers(0, 60 * SECOND, count))[:, None]
     began = at + rng.integers(0, 2_000_000, (count, hosts))
     ended = began.max(axis=1, keepdims=True) + 100_000 + rng.integers(0, 30_000, (count, hosts))
@@ -46,7 +47,7 @@ def test_offset_and_drift_are_found_within_the_error_that_is_told(
         np.stack([shown(began[:, i], o, d), shown(ended[:, i], o, d)], axis=1)
         for i, (o, d) in enumerate(((0, other), (offset, drift)))
     )
-    clock = compared(there, here)
+    clock = fit_clock(there, here)
     assert clock is not None and clock.error < 300_000
     assert clock.drift == pytest.approx(other - drift, abs=1e-6)
     for true in range(0, 60 * SECOND, 5 * SECOND):
@@ -64,7 +65,7 @@ def test_an_order_that_is_claimed_is_the_true_one(offset: int, drift: float, see
         np.stack([shown(began[:, i], o, d), shown(ended[:, i], o, d)], axis=1)
         for i, (o, d) in enumerate(((0, 0.0), (offset, drift)))
     )
-    clock = compared(there, here)
+    clock = fit_clock(there, here)
     assert clock is not None
     clocks = Clocks({0: "a", 1: "b"}, {"a": REFERENCE, "b": clock})
     claimed = 0
@@ -77,11 +78,6 @@ def test_an_order_that_is_claimed_is_the_true_one(offset: int, drift: float, see
     assert 50 <= claimed <= 150  # what is 10 ms apart, and not what is 20 us apart both ways
 
 
-def test_too_few_collectives_tell_nothing() -> None:
-    few = np.zeros((LEAST - 1, 2), np.int64)
-    assert compared(few, few) is None
-
-
 def test_a_host_that_was_not_compared_has_no_order() -> None:
     clocks = Clocks({0: "a", 1: "a", 2: "b"}, {"a": REFERENCE})
     assert clocks.moment(2, 5) is None
@@ -92,7 +88,8 @@ def test_a_host_that_was_not_compared_has_no_order() -> None:
 
 def written(folder: Path, rank: int, host: str, clock: tuple[int, float], begins: np.ndarray, ends: np.ndarray,
             groups: dict[int, list[int]]) -> Ring:  # fmt: skip
-    """The ring of a rank that was in some of the collectives. groups: by rank, the column of ``begins``."""
+    """The ring of a rank that was in some of the collectives. groups: by rank, the column of
+    ``begins``."""
     path = folder / f"rank-{rank:05d}.ring"
     ring = RingWriter(path, this_process(rank=rank, world=4, capacity=4096))
     for number, ranks in groups.items():
@@ -176,27 +173,19 @@ def test_the_error_of_clocks_is_the_largest_and_unknown_where_one_is() -> None:
     assert Clocks({0: "a"}, {"a": near, "other": far}).error == 9
 
 
-def test_clocks_of_another_version_are_said_to_be(tmp_path: Path) -> None:
-    clocks = Clocks({0: "a"}, {"a": HostClock(offset=3, origin=7, error=5, drift_error=0.0)})
-    values = clocks.to_dict()
-    assert Clocks.from_dict(values) == clocks
-    with pytest.raises(DataError, match="clocks of version 2; this Plait reads version 1"):
-        Clocks.from_dict({**values, "version": 2})
-
-
 def test_eight_collectives_are_enough() -> None:
     def seen(count: int) -> np.ndarray:
         return np.stack([np.arange(count), np.arange(count) + 1], 1) * 1_000_000
 
-    assert compared(seen(7) + 500, seen(7)) is None
-    clock = compared(seen(8) + 500, seen(8))
+    assert fit_clock(seen(7) + 500, seen(7)) is None
+    clock = fit_clock(seen(8) + 500, seen(8))
     assert clock is not None
     assert clock.moment(3_000_000).at == 3_000_500
 
 
 def test_collectives_at_one_moment_tell_no_drift() -> None:
     here = np.tile(np.array([[1_000, 2_000]]), (9, 1))
-    clock = compared(here + 500, here)
+    clock = fit_clock(here + 500, here)
     assert clock is not None
     assert (clock.drift, clock.offset) == (0.0, 500)
 
@@ -205,12 +194,12 @@ def test_none_is_left_out_where_too_few_would_stay() -> None:
     here = np.stack([np.arange(8), np.arange(8)], 1) * 1_000_000
     there = here.copy()
     there[-1] += 50_000
-    alone = compared(there, here)
+    alone = fit_clock(there, here)
     assert alone is not None
     assert alone.drift > 0.001
     more = np.concatenate([here, here + 8_000_000])
     late = more.copy()
     late[7] += 50_000
-    many = compared(late, more)
+    many = fit_clock(late, more)
     assert many is not None
     assert (many.drift, many.offset) == (0.0, 0)

@@ -28,14 +28,8 @@ def one(*spans: tuple[int, float, float]) -> Exposure:
 @pytest.mark.parametrize(
     ("spans", "total", "exposed"),
     [
-        ([(UNDER_WAY, 0, 4), (BUSY, 0, 3), (WAIT, 3, 4)], 4, 1),
-        ([(UNDER_WAY, 0, 4), (BUSY, 0, 3)], 4, 1),  # nobody says that the rank waits, and it does nothing else
         ([(UNDER_WAY, 1, 4), (WAIT, 0, 6)], 6, 6),  # until it begins, and until the rank is woken
-        ([(UNDER_WAY, 0, 4), (UNDER_WAY, 2, 6), (BUSY, 0, 6)], 6, 0),
-        ([(WAIT, 0, 4), (WAIT, 2, 5)], 5, 5),
-        ([(UNDER_WAY, 0, 2), (UNDER_WAY, 4, 6), (BUSY, 1, 5)], 4, 2),
         ([(UNDER_WAY, 0, 2), (BUSY, 0, 2), (WAIT, 1, 2)], 2, 0),  # computes after all, as of two streams one may
-        ([(NEITHER, 0, 2), (BUSY, 3, 4)], 0, 0),
         ([(UNDER_WAY, 3, 2)], 0, 0),  # ends before it begins
         ([(UNDER_WAY, -9, 4), (BEGINS, 0, 1), (BUSY, 1, 3)], 4, 1),  # what lies before the step is of none
         ([(UNDER_WAY, -9, -1), (BEGINS, 0, 1)], 0, 0),
@@ -43,22 +37,6 @@ def one(*spans: tuple[int, float, float]) -> Exposure:
 )
 def test_one_axis(spans: list[tuple[int, float, float]], total: float, exposed: float) -> None:
     assert one(*spans) == (total, exposed)
-
-
-def test_a_rank_stands_still_for_one_axis_at_a_time() -> None:
-    told = found(
-        (0, UNDER_WAY, TP, 0, 4), (0, UNDER_WAY, DP, 0, 8), (0, WAIT, DP, 1, 2), (0, BUSY, TP, 5, 6)
-    )[0]  # fmt: skip
-    assert told.tolist() == [[4, 3], [0, 0], [8, 4]], "tp from 0 to 1 and 2 to 4; dp from 1 to 2, 4 to 5 and 6 to 8"
-
-
-def test_lanes_are_never_compared() -> None:
-    told = found((0, UNDER_WAY, TP, 0, 4), (2, BUSY, TP, 0, 4), (2, WAIT, TP, 5, 6), (2, UNDER_WAY, CP, 1, 2))
-    assert told.tolist() == [[[4, 4], [0, 0]], [[0, 0], [0, 0]], [[1, 1], [1, 0]]]
-
-
-def test_a_lane_of_transfers_alone_has_no_communication() -> None:
-    assert found((1, NEITHER, TP, 0, 4), by_axis=False).tolist() == [[[0, 0]], [[0, 0]]]
 
 
 def test_nothing_is_of_no_lane() -> None:
@@ -92,16 +70,6 @@ def test_it_is_what_sets_of_moments_say(rows: list[tuple[int, int, int, int, int
             still = (waited - busy | moving - busy - waits) - taken
             taken |= still
             assert told[lane, axis].tolist() == [len(moving | waited), len(still)]
-
-
-@given(spans)
-def test_no_step_has_more_communication_than_time(rows: list[tuple[int, int, int, int, int]]) -> None:
-    """Whatever begins before its data: a step lasts from there to its last moment."""
-    for lane, (total, exposed) in enumerate(found(*rows, by_axis=False)[:, 0].tolist()):
-        own = [row for row in rows if row[0] == lane]
-        begins = [start for _, role, _, start, _ in own if role == BEGINS] or [row[3] for row in own] or [0]
-        length = max((row[4] for row in own), default=0) - min(begins)
-        assert 0 <= exposed <= total <= max(0, length)
 
 
 @given(spans)

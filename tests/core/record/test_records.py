@@ -16,7 +16,7 @@ from plait.core.record.ring import OpPlace, RecordKind, Ring, call_of
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.record.rollup import HOST, STEP_SUMS
 from plait.core.record.timeline import OpSpan, Span, spans_of
-from plait.diagnose.recording import rollup_of, seconds_of
+from plait.diagnose.measured.recording import rollup_of, seconds_of
 from tests.support.exposure import exposure_of
 
 

@@ -83,7 +83,8 @@ def test_an_end_that_comes_after_the_ring_has_gone_round_changes_no_other_record
 
 
 def renumbered(path: Path, by: int) -> None:
-    """The same records as if so many had come before: in other places, and of the number the last 32 bits."""
+    """The same records as if so many had come before: in other places, and of the number the last
+    32 bits."""
     data, size = path.read_bytes(), RECORD.size
     capacity = (len(data) - HEADER) // size
     places = [b"".join([data[HEADER + at * size :][:size]]) for at in range(capacity)]
@@ -178,7 +179,7 @@ def consistent(ring: Ring) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_writer_that_is_killed_leaves_a_ring_that_can_be_read(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "rank-00000.ring"
     with writing(path) as process:
@@ -220,7 +221,7 @@ def test_a_record_has_64_bytes() -> None:
 
 def test_a_ring_is_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank-00000.ring")
-    with pytest.raises(DataError, match="cannot be read as a ring: it is no file"):
+    with pytest.raises(DataError, match="cannot be read as a ring: it is not a regular file"):
         read_ring(tmp_path / "rank-00000.ring")
 
 
@@ -249,20 +250,6 @@ def test_a_writer_that_is_closed_holds_no_file(tmp_path: Path) -> None:
     ring.name("later")  # goes nowhere
     ring.close()
     assert path.with_suffix(".names").read_bytes() == before
-
-
-def test_what_is_open_has_not_failed(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00000.ring"
-    ring = writer(path)
-    numbers = [ring.begin(RecordKind.COLLECTIVE, ring.name("a"), 0, at) for at in (1, 2, 3)]
-    ring.end(numbers[1], 9)
-    ring.end(numbers[2], 9, failed=True)
-    found = read_ring(path).records()
-    assert [(one.open, one.failed, one.ended) for one in found] == [
-        (True, False, 0),
-        (False, False, 9),
-        (False, True, 9),
-    ]
 
 
 def test_a_writer_tells_its_own_records_that_are_still_there(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from plait.core.record.ring import Header
-from plait.core.record.ring_hosts import host_names, read_headers
+from plait.core.record.ring_progress import host_names, read_headers
 from plait.core.record.ring_writer import RingWriter, this_process
 
 

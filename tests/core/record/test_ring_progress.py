@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.record.ring import NOBODY, RecordKind, read_ring
-from plait.core.record.ring_progress import ALONE, ENDS, WORK, RingProgress, moved
+from plait.core.record.ring import UNSET, RecordKind, read_ring
+from plait.core.record.ring_progress import ALONE, ENDS, WORK, RingProgress, progress_of
 from plait.core.record.ring_writer import RingWriter, this_process
-from plait.core.runs.ring_calls import ring_path
+from plait.core.runs.evidence import ring_path
 
 S = 10**9
 Thing = tuple[RecordKind, int, int]
@@ -26,11 +26,7 @@ def of(folder: Path, things: list[Thing], now: int, *, steps: dict[int, int] | N
     name = ring.name("x")
     for place, (kind, began, ended) in enumerate(things):
         ring.begin(kind, name, (steps or {}).get(place, 0), began, began, ended)
-    return moved(read_ring(ring_path(folder, 0)), now)
-
-
-def test_of_an_empty_ring_nothing_is_known(tmp_path: Path) -> None:
-    assert of(tmp_path, [], 100 * S) == RingProgress(0, 0.0, inside=False)
+    return progress_of(read_ring(ring_path(folder, 0)), now)
 
 
 def test_inside_a_piece_of_work(tmp_path: Path) -> None:
@@ -59,13 +55,8 @@ def test_the_longest_leaves_out_the_first_step_and_what_it_waited(tmp_path: Path
 def test_what_belongs_to_no_step_ends_none(tmp_path: Path) -> None:
     """Steps that only measure."""
     things: list[Thing] = [(RecordKind.STEP, 1 * S, 2 * S), (RecordKind.COMPUTE, 2 * S, 9 * S)]
-    assert of(tmp_path, things, 10 * S, steps={0: NOBODY}).longest == 0.0
+    assert of(tmp_path, things, 10 * S, steps={0: UNSET}).longest == 0.0
     assert of(tmp_path, things, 10 * S).longest == 7.0
-
-
-def test_the_first_step_has_no_longest_before_it_ends(tmp_path: Path) -> None:
-    """What is done for the first time takes long."""
-    assert of(tmp_path, [(RecordKind.STEP, 1 * S, 0), (RecordKind.COMPUTE, 2 * S, 9 * S)], 10 * S).longest == 0.0
 
 
 KINDS = st.sampled_from(
@@ -108,9 +99,9 @@ def test_work_that_has_not_begun_is_not_what_a_rank_is_inside(tmp_path: Path) ->
     path = tmp_path / "rank-00000.ring"
     ring = RingWriter(path, this_process(rank=0, world=2, capacity=16))
     ring.begin(RecordKind.COMPUTE, ring.name("F0"), 0, 5, 0)
-    assert not moved(read_ring(path), 100).inside
+    assert not progress_of(read_ring(path), 100).inside
     ring.begin(RecordKind.COMPUTE, ring.name("F0"), 0, 6, 6)
-    assert moved(read_ring(path), 100).inside
+    assert progress_of(read_ring(path), 100).inside
 
 
 def test_a_step_that_begins_is_a_sign_of_life(tmp_path: Path) -> None:
@@ -118,5 +109,5 @@ def test_a_step_that_begins_is_a_sign_of_life(tmp_path: Path) -> None:
     ring = RingWriter(path, this_process(rank=0, world=2, capacity=16))
     ring.begin(RecordKind.COMPUTE, ring.name("F0"), 0, 5, 5, 6)
     ring.step(3, 50)
-    assert moved(read_ring(path), 100).at == 50
-    assert moved(read_ring(path), 49).at == 6  # later than now: damage
+    assert progress_of(read_ring(path), 100).at == 50
+    assert progress_of(read_ring(path), 49).at == 6  # later than now: damage

@@ -1,5 +1,5 @@
-"""A ring's writer, in C and in Python: the same bytes, collectives in line against a model of them; in C also
-misuse, and that nothing is kept."""
+"""A ring's writer, in C and in Python: the same bytes, collectives in line against a model of them;
+in C also misuse, and that nothing is kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import mmap
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.record import ring_writer
-from plait.core.record.ring import RecordKind, read_ring
+from plait.core.record.ring import RecordKind
 from plait.core.record.ring_writer import Flight, Line, Pace, RingWriter, Writer, this_process
 from tests.support.plain_ring import plain_writer
 
@@ -123,26 +122,6 @@ def test_collectives_awaited_in_any_order_have_a_start_and_an_end(
     for which, flight in enumerate(flights):
         row = record(writer, flight.number)
         assert flight.enqueued == row["enqueued"] <= row["started"] <= row["ended"] <= returned[which]
-
-
-@both
-def test_one_that_is_awaited_first_tells_that_those_before_it_are_over(made: Any) -> None:
-    writer, pace = ring(made=made), made.Pace()
-    line = made.Line(writer, 1)
-    first, second = (depart(line, pace, looked_for=True) for _ in range(2))
-    first.work.over = True  # type: ignore[attr-defined]
-    second.wait()
-    rows = [record(writer, one.number) for one in (first, second)]
-    assert 0 < rows[0]["ended"] <= rows[1]["started"] <= rows[1]["ended"], "a group serves one at a time"
-
-
-@both
-def test_one_that_hangs_is_open_though_one_after_it_has_ended(made: Any) -> None:
-    writer = ring(made=made)
-    line = made.Line(writer, 1)
-    hung, after = (depart(line, made.Pace(), looked_for=True) for _ in range(2))
-    after.wait()
-    assert record(writer, hung.number)["ended"] == 0 < record(writer, after.number)["started"]
 
 
 @both
@@ -381,21 +360,3 @@ def test_both_writers_leave_the_same_bytes(events: list[tuple[str, RecordKind, i
         return rows
 
     assert written(ring_writer).tobytes() == written(PLAIN).tobytes()
-
-
-def test_a_ring_written_in_python_is_read(tmp_path: Path) -> None:
-    writer = PLAIN.RingWriter(tmp_path / "rank-00000.ring", this_process(rank=0, world=2, capacity=16))
-    group, name = writer.group([0, 1], "tp"), writer.name("attn.F")
-    number = writer.enter(RecordKind.COMPUTE, name, 5, size=8)
-    writer.end(number, failed=True)
-    writer.close()
-    (one,) = read_ring(tmp_path / "rank-00000.ring").records()
-    assert (one.kind, one.name.text, one.step, one.bytes, one.failed, one.number) == (
-        RecordKind.COMPUTE,
-        "attn.F",
-        5,
-        8,
-        True,
-        1,
-    )
-    assert not PLAIN.NATIVE and group == 1

@@ -95,8 +95,8 @@ def test_a_layout_says_which_axes_a_mesh_has_and_how_often_one_is_used() -> None
 def test_ranks_begin_where_the_text_says_or_else_where_one_is_told(text: str, ranks: tuple[int, ...]) -> None:
     layout = TensorLayout.parse(text, first_rank=8)
     assert layout.ranks == ranks
-    assert layout.moved(4).ranks == tuple(rank + 4 for rank in ranks)
-    assert (layout.moved(4).mesh, layout.moved(4).spec) == (layout.mesh, layout.spec)
+    assert layout.shifted(4).ranks == tuple(rank + 4 for rank in ranks)
+    assert (layout.shifted(4).mesh, layout.shifted(4).spec) == (layout.mesh, layout.spec)
 
 
 def test_slices_are_as_equal_as_can_be_and_the_first_axis_is_the_slowest() -> None:

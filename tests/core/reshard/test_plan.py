@@ -8,7 +8,7 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.reshard.layouts import Box, TensorLayout, UnitTask
-from plait.core.reshard.plan import Chain, Message, ReshardPlan, ReshardStep, Way, messages
+from plait.core.reshard.plan import Chain, Message, ReshardPlan, ReshardStep, TransferMethod, messages
 
 
 def plan(*steps: ReshardStep, hosts: tuple[int, ...] = (0, 1, 1, 2, 2)) -> ReshardPlan:
@@ -21,7 +21,7 @@ def plan(*steps: ReshardStep, hosts: tuple[int, ...] = (0, 1, 1, 2, 2)) -> Resha
 
 
 def step(
-    way: Way, receivers: tuple[int, ...], *, size: int = 8, chunks: int = 1, start: int = 0, stripes: int = 1
+    way: TransferMethod, receivers: tuple[int, ...], *, size: int = 8, chunks: int = 1, start: int = 0, stripes: int = 1
 ) -> ReshardStep:
     """One box from rank 0, in 1000 ns."""
     task = UnitTask(Box((0,), (size,)), (0,), receivers)
@@ -76,8 +76,9 @@ def test_shares_go_round_a_ring_of_all_receivers() -> None:
          [0, 83, 166, 250, 333, 416, *[500] * 3, *[583] * 3, *[750] * 3, *[833] * 3]),
     ],
 )  # fmt: skip
-def test_when_messages_start(way: Way, chunks: int, receivers: tuple[int, ...], times: list[int]) -> None:
-    """Told by how messages of a second task, of which one starts at every nanosecond, stand among them."""
+def test_when_messages_start(way: TransferMethod, chunks: int, receivers: tuple[int, ...], times: list[int]) -> None:
+    """Told by how messages of a second task, of which one starts at every nanosecond, stand among
+    them."""
     clock = ReshardStep(UnitTask(Box((0,), (1001,)), (3,), (4,)), "send_recv", (Chain(3, (4,)),), 1001, 0, 1001)
     found = list[int]()
     now = 0
@@ -104,8 +105,8 @@ def test_a_plan_lasts_until_the_last_end() -> None:
 
 def test_a_plan_between_other_ranks() -> None:
     first = plan(step("broadcast", (1, 2)))
-    assert first.moved(0) is first
-    moved = first.moved(4)
+    assert first.shifted(0) is first
+    moved = first.shifted(4)
     assert (moved.source.ranks, moved.destination.ranks) == ((4,), (4,))
     assert moved.steps[0].chains == (Chain(4, (5, 6)),)
     assert (moved.steps[0].task.holders, moved.steps[0].task.receivers) == ((4,), (5, 6))

@@ -6,13 +6,12 @@ import pytest
 
 from plait.core.base.errors import ReshardError
 from plait.core.reshard.layouts import Box, TensorLayout, UnitTask
-from plait.core.reshard.plan import Chain, Message, ReshardPlan, ReshardStep, Way
-from plait.core.reshard.script import WINDOW, Act, script
+from plait.core.reshard.plan import WINDOW, Act, Chain, Message, ReshardPlan, ReshardStep, TransferMethod, script
 from tests.support import reshard_check
 from tests.support.reshard_check import check, unfinished
 
 
-def plan(size: int = 8, *, receivers: tuple[int, ...] = (1, 2), way: Way = "send_recv") -> ReshardPlan:
+def plan(size: int = 8, *, receivers: tuple[int, ...] = (1, 2), way: TransferMethod = "send_recv") -> ReshardPlan:
     """Rank 0 holds all, the receivers need all."""
     task = UnitTask(Box((0,), (size,)), (0,), receivers)
     return ReshardPlan(

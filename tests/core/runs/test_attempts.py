@@ -47,15 +47,6 @@ def test_what_still_runs_when_the_next_begins_was_cut_off() -> None:
     assert cut_off([running], step=-1, at=3.0)[0].ended == 5.0  # what is older than it says nothing of it
 
 
-def test_an_attempt_of_which_nothing_is_known_has_never_trained(tmp_path: Path) -> None:
-    """A line of which only number and start were written."""
-    (tmp_path / FILE).write_text('{"attempt": 1, "started": 1}\n')
-    (one,) = read_attempts(tmp_path)
-    assert (one.resumed, one.step, one.steps, one.writing, one.world) == (-1, -1, 0, 0, 0)
-    assert (one.outcome, one.ended, one.ranks, one.hosts) == ("running", None, (), ())
-    assert cut_off([one], step=12, at=None)[0].steps == 0, "where it began is not known"
-
-
 def test_steps_of_one_that_was_cut_off_are_those_since_it_resumed() -> None:
     from_start = Attempt(attempt=1, started=1.0, resumed=0)
     told = Attempt(attempt=1, started=1.0, resumed=5, step=9, steps=4)

@@ -147,13 +147,9 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no version": (lambda v: v.pop("version"), "is of version None"),
     "no verdict": (lambda v: v.pop("verdict"), "is damaged"),
     "a cause": (lambda v: v["verdict"].update(cause="gloom"), "is damaged"),
-    "ranks": (lambda v: v["verdict"].update(ranks=5), "is damaged"),
-    "a rank": (lambda v: v["verdict"].update(ranks=["a"]), "is damaged"),
     "a wait": (lambda v: v["verdict"]["chain"][0].update(on=["a"]), "is damaged"),
-    "evidence": (lambda v: v.update(evidence=[5]), "is damaged"),
     "a state": (lambda v: v["evidence"][0].update(state="glad"), "is damaged"),
     "an unknown key": (lambda v: v["evidence"][0].update(mood="glad"), "is damaged"),
-    "a call": (lambda v: v["evidence"][0]["calls"][0].update(sequence="a"), "is damaged"),
     "a channel": (lambda v: v["evidence"][0]["calls"][0].update(channel=[1, 2]), "is damaged"),
     "a group": (lambda v: v["evidence"][0]["calls"][0].update(channel=[["a"], 0, "dp", -1, -1]), "is damaged"),
 }
@@ -175,12 +171,3 @@ def test_a_file_that_is_something_else_is_one_error(
 def test_a_file_that_is_not_there_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"hang\.json cannot be read: No such file"):
         read_hang(tmp_path / FILE)
-
-
-def test_of_a_rank_of_which_nothing_is_known() -> None:
-    one = Evidence(rank=3)
-    assert (one.state, one.thread, one.step, one.status, one.still) == ("unknown", "unknown", -1, None, None)
-    assert (one.recorded, one.patient, one.first, one.computes) == (True, False, False, False)
-    assert (one.ended_at, one.at, one.moved, one.longest) == (0, 0, 0, 0)
-    assert (one.calls, one.stack, one.reached, one.missed) == ((), (), (), ())
-    assert (CALL.step, CALL.ended, CALL.failed, CALL.signature) == (-1, 0, False, 0)

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from plait.api.runs import view_run
-from plait.core.base.errors import NotFinite, RankFailure, told_error
+from plait.core.base.errors import NotFinite, RankFailure, remote_error
 from plait.core.runs import history as module
 from plait.core.runs.attempts import Attempt, cut_off, read_attempts, write_attempts
 from plait.core.runs.evidence import FILE
@@ -44,7 +44,7 @@ def test_a_start_by_another_launcher_goes_on_where_the_one_before_failed(tmp_pat
     assert (tmp_path / "logs" / "attempt-1" / "rank-0.log").read_text() == "the end"
     assert (tmp_path / "logs" / "attempt-1" / FILE).exists()
     assert read_attempts(tmp_path)[-1].outcome == "running"
-    progress = Progress(1, stepped=lambda one: second.goes_on(one, said.append))
+    progress = Progress(1, stepped=lambda one: second.record_restart(one, said.append))
 
     def ends(progress: Progress) -> int:
         steps(progress, 5, 20)
@@ -60,30 +60,24 @@ def test_a_start_by_another_launcher_goes_on_where_the_one_before_failed(tmp_pat
     assert "from step 5, 8 steps are done again (the checkpoint of step 10 was still being written)" in said[0]
 
 
-def test_after_one_whose_launcher_was_killed(tmp_path: Path) -> None:
-    History(tmp_path).begin_again(2, ("n1", "n2"), "abc", again=False)
-    second = History(tmp_path)
-    second.begin_again(2, ("n1", "n3"), "abc", again=True)
-    assert [one.outcome for one in read_attempts(tmp_path)] == ["cut off", "running"]
-
-
 def test_of_one_whose_launcher_was_killed_the_last_logged_step_is_known(tmp_path: Path) -> None:
-    """Steps since the last checkpoint were done, and are done again; when it failed nobody knows."""
+    """Steps since the last checkpoint were done, and are done again; when it failed nobody
+    knows."""
     first = History(tmp_path)
     first.begin_again(1, ("n1",), "abc", again=False)
-    progress = Progress(1, stepped=lambda one: first.goes_on(one, pytest.fail))
+    progress = Progress(1, stepped=lambda one: first.record_restart(one, pytest.fail))
     steps(progress, 0, 1)
     (tmp_path / "checkpoints" / "step-200").mkdir(parents=True)
     lines = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(10, 261, 10))
     (tmp_path / "metrics.jsonl").write_text(lines + '{"step": 27')
     second, said = History(tmp_path), list[str]()
     second.begin_again(1, ("n2",), "abc", again=True)
-    steps(Progress(1, stepped=lambda one: second.goes_on(one, said.append)), 200, 201)
+    steps(Progress(1, stepped=lambda one: second.record_restart(one, said.append)), 200, 201)
     before, now = read_attempts(tmp_path)
     assert (before.outcome, before.resumed, before.step, before.steps) == ("cut off", 0, 260, 260)
     assert before.detection_seconds is None
     assert now.wait_seconds is not None
-    assert "the run goes on from step 200, 60 steps are done again. When it failed is not known" in said[0]
+    assert "the run goes on from step 200, 60 steps are done again. Time of the failure unknown" in said[0]
     assert "noticed within" not in said[0]
 
 
@@ -106,13 +100,6 @@ def test_a_run_that_ended_well_and_goes_on_later_has_not_waited(tmp_path: Path) 
     assert not (tmp_path / "logs").exists()
 
 
-def test_one_that_was_mended_by_its_user_has_not_waited(tmp_path: Path) -> None:
-    History(tmp_path).begin_again(1, ("n1",), "abc", again=False)
-    second = History(tmp_path)
-    second.begin_again(1, ("n1",), "abc", again=False)
-    assert second.last.wait_seconds is None
-
-
 def test_one_that_ended_well_did_all_its_steps_whatever_was_heard_of_them(tmp_path: Path) -> None:
     """A launcher that was stopped meanwhile: of what ranks say only so much is kept for it."""
 
@@ -130,7 +117,7 @@ def test_one_that_ended_well_did_all_its_steps_whatever_was_heard_of_them(tmp_pa
 
 def test_the_cause_is_the_name_of_the_error(tmp_path: Path) -> None:
     def fails(progress: Progress) -> int:
-        raise told_error("NotFinite", "step 2: the loss is nan.")
+        raise remote_error("NotFinite", "step 2: the loss is nan.")
 
     history = History(tmp_path)
     history.begin(1, ("n1",), "abc")
@@ -158,12 +145,12 @@ def test_of_failed_attempts_the_last_three_logs_are_kept(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("failed", "writing", "resumed", "said"),
     [
-        (13, 0, 13, "from step 13. When"),
-        (13, 0, 12, "from step 12, 1 step is done again. When"),
-        (13, 0, 5, "from step 5, 8 steps are done again. When"),
-        (13, 10, 5, "8 steps are done again (the checkpoint of step 10 was still being written). When"),
-        (13, 5, 5, "8 steps are done again. When"),
-        (13, 13, 5, "8 steps are done again. When"),  # no step came after it
+        (13, 0, 13, "from step 13. Time"),
+        (13, 0, 12, "from step 12, 1 step is done again. Time"),
+        (13, 0, 5, "from step 5, 8 steps are done again. Time"),
+        (13, 10, 5, "8 steps are done again (the checkpoint of step 10 was still being written). Time"),
+        (13, 5, 5, "8 steps are done again. Time"),
+        (13, 13, 5, "8 steps are done again. Time"),  # no step came after it
     ],
 )
 def test_what_is_done_again_is_said(tmp_path: Path, failed: int, writing: int, resumed: int, said: str) -> None:
@@ -173,7 +160,7 @@ def test_what_is_done_again_is_said(tmp_path: Path, failed: int, writing: int, r
     )
     history, told = History(tmp_path), list[str]()
     history.begin_again(1, ("n1",), "abc", again=True)
-    steps(Progress(1, stepped=lambda one: history.goes_on(one, told.append)), resumed, resumed + 1)
+    steps(Progress(1, stepped=lambda one: history.record_restart(one, told.append)), resumed, resumed + 1)
     assert said in told[0]
 
 
@@ -187,7 +174,7 @@ def test_checkpoints_are_counted_by_their_names(tmp_path: Path) -> None:
 def test_what_an_attempt_took_until_its_first_step_is_written_down(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.begin(1, ("n1",), "abc")
-    progress = Progress(1, stepped=lambda one: history.goes_on(one, pytest.fail))
+    progress = Progress(1, stepped=lambda one: history.record_restart(one, pytest.fail))
     progress.heard(0, 4, progress.began + 20.0)
     progress.heard(0, 5, progress.began + 23.5)
     progress.heard(0, 6, progress.began + 24.0, 5)
@@ -231,7 +218,7 @@ def test_that_an_attempt_was_asked_to_end_is_known_at_once(tmp_path: Path) -> No
 
     def killed(progress: Progress) -> int:
         steps(progress, 0, 13)
-        progress.asked("SIGTERM")
+        progress.stop_requested("SIGTERM")
         [now] = read_attempts(tmp_path)
         assert (now.outcome, now.step, now.why) == ("running", 13, "It was asked to end (SIGTERM) after step 13.")
         raise KeyboardInterrupt
@@ -253,7 +240,7 @@ def test_that_an_attempt_was_asked_to_end_is_known_at_once(tmp_path: Path) -> No
 @pytest.mark.parametrize("status", [0, 143])
 def test_one_that_was_asked_to_end_and_did_has_no_cause(tmp_path: Path, status: int) -> None:
     def ends(progress: Progress) -> int:
-        progress.asked("SIGTERM")
+        progress.stop_requested("SIGTERM")
         return status
 
     history = History(tmp_path)
@@ -261,19 +248,6 @@ def test_one_that_was_asked_to_end_and_did_has_no_cause(tmp_path: Path, status: 
     assert history.attempt(ends, Progress(1)) == status
     [one] = read_attempts(tmp_path)
     assert (one.outcome, one.why) == ("stopped" if status else "finished", "")
-
-
-def test_what_an_attempt_that_failed_in_its_first_step_took_is_known_until_then(tmp_path: Path) -> None:
-    def fails(progress: Progress) -> int:
-        progress.heard(0, 0, progress.began + 2.0)
-        raise RankFailure("Rank 0 ended.")
-
-    history = History(tmp_path)
-    history.begin(1, ("n1",), "abc")
-    with pytest.raises(RankFailure):
-        history.attempt(fails, Progress(1))
-    (found,) = read_attempts(tmp_path)
-    assert (found.restart_seconds, found.first_step_seconds, found.step) == (2.0, None, 0)
 
 
 @pytest.mark.parametrize(("again", "told"), [(False, "train.steps was 5 and is 9"), (True, "")])
@@ -289,7 +263,7 @@ def test_nothing_is_said_of_a_start_that_did_not_wait_for_a_failed_one(tmp_path:
     write_attempts(tmp_path, [Attempt(attempt=1, started=1.0, ended=2.0, outcome="failed", resumed=0, step=5)])
     history = History(tmp_path)
     history.begin_again(1, ("n1",), "abc", again=False)
-    steps(Progress(1, stepped=lambda one: history.goes_on(one, pytest.fail)), 5, 6)
+    steps(Progress(1, stepped=lambda one: history.record_restart(one, pytest.fail)), 5, 6)
     assert history.last.wait_seconds is None
     assert history.last.step == 6
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.parallel.layout import Layout
-from plait.core.runs.memory_peaks import MOST, PROCESS, TENSORS, peaks_of, told
+from plait.core.runs.memory_peaks import MOST, PROCESS, TENSORS, format_peaks, peaks_of
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.data())
@@ -16,9 +16,9 @@ def test_what_is_told_is_read_again_and_later_lines_only_add(pp: int, dp: int, d
     first, second = data.draw(sizes), data.draw(sizes)
     found = peaks_of(
         [
-            {"step": 1, TENSORS: told(first, [mesh.ranks for mesh in layout.meshes])},
+            {"step": 1, TENSORS: format_peaks(first, [mesh.ranks for mesh in layout.meshes])},
             {"loss": 1.0},
-            {TENSORS: told(second, [mesh.ranks for mesh in layout.meshes])},
+            {TENSORS: format_peaks(second, [mesh.ranks for mesh in layout.meshes])},
         ]
     )
     assert found == {
@@ -30,7 +30,7 @@ def test_what_is_told_is_read_again_and_later_lines_only_add(pp: int, dp: int, d
 def test_of_many_ranks_the_fullest_of_every_stage() -> None:
     layout = Layout.of(pp=2, dp=MOST)
     peaks = [1000 + (rank * 37) % 101 for rank in range(2 * MOST)]
-    found = peaks_of([{TENSORS: told(peaks, [mesh.ranks for mesh in layout.meshes])}])
+    found = peaks_of([{TENSORS: format_peaks(peaks, [mesh.ranks for mesh in layout.meshes])}])
     assert {stage: len(ranks) for stage, ranks in found.items()} == {"stage 0": 1, "stage 1": 1}
     assert max(found["stage 1"].values()) == max(peaks[MOST:])
 
@@ -63,4 +63,4 @@ def test_what_is_no_size_or_no_rank_is_left_out() -> None:
 def test_as_many_ranks_as_are_told_one_by_one() -> None:
     for dp, told_of in ((MOST // 2, MOST), (MOST // 2 + 1, 2)):
         layout = Layout.of(pp=2, dp=dp)
-        assert len(told([7] * layout.world_size, [mesh.ranks for mesh in layout.meshes])) == told_of
+        assert len(format_peaks([7] * layout.world_size, [mesh.ranks for mesh in layout.meshes])) == told_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.core.runs.missing import Missing
+from plait.core.runs.progress import Missing
 
 
 def test_it_is_said_once_when_it_begins_and_once_when_it_is_over() -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from plait.core.record.ring import RecordKind, call_of, read_ring, signature_of
 from plait.core.record.ring_writer import RingWriter, this_process
-from plait.core.runs.evidence import CallSequence
-from plait.core.runs.ring_calls import KEPT, calls_of, ring_path, waited_since
+from plait.core.runs.evidence import KEPT, CallSequence, calls_of, ring_path, waited_since
 
 
 def writer(folder: Path) -> RingWriter:

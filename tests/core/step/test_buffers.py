@@ -1,5 +1,5 @@
-"""Units that are gathered or open at once find a buffer each, in lists of drawn strategies whose attention
-and MLP have as many numbers."""
+"""Units that are gathered or open at once find a buffer each, in lists of drawn strategies whose
+attention and MLP have as many numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from plait.core.parallel.sharding import WHOLE, Unit, buffer_counts
-from plait.core.step.orders.known import known_order
-from plait.core.step.step import Place
-from plait.core.step.units import UnitAction, with_units
-from tests.dist.test_strategies import sample
+from plait.core.step.orders.overlap import known_order
+from plait.core.step.step import PipelineRank
+from plait.core.step.traffic import UnitAction, with_units
+from tests.dist.test_strategies import MOST, SEED
 from tests.support import drawn
 
 
-def most_at_once(place: Place) -> Counter[int]:
+def most_at_once(place: PipelineRank) -> Counter[int]:
     """How many units of each size are gathered or open at most, one phase after the other."""
     sizes, most = place.unit_sizes, Counter[int]()
     for at, phase in place.phases:
@@ -42,10 +42,11 @@ def most_at_once(place: Place) -> Counter[int]:
 @pytest.mark.parametrize("costs", [False, True])
 def test_no_more_units_of_a_size_are_there_at_once_than_buffers(number: int, costs: bool) -> None:
     """In fp64, so that a gathered unit and a gradient can take each other's."""
-    plan, chance = sample(number, levels=number < 1000)
+    chance = drawn.Chance(f"{SEED}/{number}")
+    plan = drawn.planned(chance, MOST, levels=number < 1000, strategy={"compile": number % 3 == 1})
     plan = replace(plan, costs=drawn.measured(chance, plan) if costs else None)
     for index in range(len(plan.layout.degrees)):
-        place = Place(plan, index)
+        place = PipelineRank(plan, index)
         units = [(unit[0], numel) for unit, numel in place.unit_sizes.items() if unit[0] not in WHOLE]
         times = (place.sharding.params > 1) + (place.sharding.grads > 1)
         kept = Counter({size: count * times for size, count in buffer_counts(units).items()})

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -16,9 +15,16 @@ from plait.core.parallel.strategy import Overlap, Strategy
 from plait.core.record.records import EXCHANGED
 from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.ops import SENDS, send_of
-from plait.core.step.orders.overlap import domino_order, segment_order
-from plait.core.step.orders.segment_lists import async_order, check, insert_waits, parse, sync_order
-from plait.core.step.seconds.segment_costs import SegmentCosts
+from plait.core.step.orders.overlap import (
+    async_order,
+    check,
+    domino_order,
+    insert_waits,
+    parse,
+    segment_order,
+    sync_order,
+)
+from plait.core.step.orders.segment_costs import SegmentCosts
 from plait.core.step.segments import Action, Kind, Phase, SegmentGraph, SegmentOp, needs_table
 from plait.core.step.stages import Stage
 from tests.support.lists import makespan, timed
@@ -85,35 +91,6 @@ def test_the_simulator_never_overlaps_one_resource_with_itself(graph: SegmentGra
     assert makespan(placed) >= sum(p.end - p.start for p in placed if p.action.verb == "run") - 1e-9
 
 
-@pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_recomputation_repeats_no_reduction(recompute: str) -> None:
-    for sequence_parallel in (False, True):
-        kept, again = (
-            SegmentGraph(num_layers=3, sequence_parallel=sequence_parallel, recompute=kind)  # type: ignore[arg-type]
-            for kind in ("none", recompute)
-        )
-        sent = [[graph.collective(op) for op in graph.ops() if graph.collective(op)] for graph in (kept, again)]
-        regathered = (
-            6 if sequence_parallel and recompute == "full" else 0
-        )  # the normalised input of every attention and MLP
-        assert sent[1].count("all_gather") == sent[0].count("all_gather") + regathered
-        assert [kind for kind in sent[1] if kind != "all_gather"] == [kind for kind in sent[0] if kind != "all_gather"]
-
-
-@pytest.mark.parametrize("p2", [1, 2])
-def test_a_layer_that_keeps_one_stream_repeats_one_reduction(p2: int) -> None:
-    """Attention's; not where attention and MLP have one."""
-    for sequence_parallel, reduction in ((False, "all_reduce"), (True, "reduce_scatter")):
-        told = {"num_layers": 3, "sequence_parallel": sequence_parallel, "p2": p2}
-        for recomputed, block, repeated in ((None, False, 3 * p2), (1, False, p2), (None, True, 0)):
-            sent = [
-                [graph.collective(op) for op in graph.ops()].count(reduction)
-                for kind in ("full", "layer")
-                for graph in [SegmentGraph(**told, recompute=kind, recomputed=recomputed, parallel_block=block)]  # type: ignore[arg-type]
-            ]
-            assert sent[1] - sent[0] == repeated
-
-
 def test_recomputation_hides_the_collective_of_the_segment_behind() -> None:
     graph = SegmentGraph(num_layers=4, recompute="full")
     costs = SegmentCosts(EVEN.compute | {"attn.A": 1.0, "mlp.A": 1.0}, EVEN.collective)
@@ -136,8 +113,8 @@ def test_slices_hide_what_one_slice_cannot() -> None:
 @pytest.mark.parametrize(
     ("break_it", "words"),
     [
-        (lambda a: a[1:], "embed.R0 before|runs before embed.R0|stands before the op"),
-        (lambda a: [*a, a[0]], "stands twice"),
+        (lambda a: a[1:], "embed.R0 before|runs before embed.R0|is listed before its op"),
+        (lambda a: [*a, a[0]], "occurs twice"),
         (lambda a: [x for x in a if x.verb != "wait"], "before its collective is awaited"),
         (lambda a: a[:-1], "never"),
         (lambda a: [Action("run", a[0].op._replace(slice=7)), *a], "does not exist"),
@@ -150,22 +127,10 @@ def test_a_broken_list_is_refused(break_it, words: str) -> None:
         check(graph, break_it(sync_order(graph)))
 
 
-@pytest.mark.parametrize("word", ["attn.F0", "embed3.R0", "attn3.Q0", "=attn3.F0", "attn3.F", "attn3.F0."])
+@pytest.mark.parametrize("word", ["attn.F0", "embed3.R0", "attn3.V0", "=attn3.F0", "attn3.F", "attn3.F0."])
 def test_what_is_no_action_is_refused(word: str) -> None:
     with pytest.raises(ScheduleError, match="is not a segment action"):
         parse(f"embed.R0 {word}")
-
-
-@pytest.mark.parametrize(
-    ("recomputed", "again"),
-    [(None, ["MA", "MA", "MA"]), (3, ["MA", "MA", "MA"]), (1, ["MA", "", ""]), (0, ["", "", ""])],
-)
-def test_so_many_first_layers_of_a_stage_are_computed_again(recomputed: int | None, again: list[str]) -> None:
-    graph = SegmentGraph(num_layers=3, first_layer=4, recompute="full", recomputed=recomputed)
-    assert graph.last_layer == 6
-    assert ["".join(graph.again("mlp", layer)) for layer in (4, 5, 6)] == again
-    assert graph.again("head", 0) == ()
-    assert replace(graph, backward=False).again("mlp", 4) == ()
 
 
 def test_what_goes_over_the_ranks_that_share_a_sequence_is_recorded_as_theirs() -> None:
@@ -206,9 +171,9 @@ def test_a_collective_that_is_not_awaited_is_named(left: tuple[str, ...], says: 
     last = next(op for verb, op in reversed(actions) if verb == "wait")
     with pytest.raises(ScheduleError, match=f"the collective of {last} is never {says}"):
         check(graph, [action for action in actions if action.op != last or action.verb in left])
-    with pytest.raises(ScheduleError, match=f"<{last} stands before its start"):
+    with pytest.raises(ScheduleError, match=f"<{last} is listed before its start"):
         check(graph, [action for action in actions if action.op != last or action.verb != "start"])
-    with pytest.raises(ScheduleError, match=f">{last} stands before the op"):
+    with pytest.raises(ScheduleError, match=f">{last} is listed before its op"):
         check(graph, [Action("start", last), *actions])
 
 
@@ -218,32 +183,6 @@ def told(graph: SegmentGraph) -> str:
         f"{op}{{{(graph.collective(op) or '')}}} " + " ".join(f"{need.op}{'*' * need.collective}" for need in needs)
         for op, needs in needs_table(graph).items()
     )
-
-
-def test_the_graph_of_a_layer_that_is_computed_again_with_its_sequence_cut() -> None:
-    graph = SegmentGraph(num_layers=1, sequence_parallel=True, recompute="full")
-    assert [line.rstrip() for line in told(graph).splitlines()] == [
-        "embed.R0{all_gather}", "attn0.N0{all_gather} embed.R0*", "attn0.F0{} attn0.N0*",
-        "attn0.R0{reduce_scatter} attn0.F0", "mlp0.N0{all_gather} attn0.R0*", "mlp0.F0{} mlp0.N0*",
-        "mlp0.R0{reduce_scatter} mlp0.F0", "head.N0{all_gather} mlp0.R0*", "head.F0{all_gather} head.N0* embed.R0",
-        "head.L0{} head.F0*", "head.C0{reduce_scatter} head.L0", "head.W0{} head.L0", "head.J0{all_gather} head.C0*",
-        "mlp0.M0{all_gather} head.L0", "mlp0.A0{} mlp0.M0* head.L0", "mlp0.D0{} mlp0.M0* mlp0.A0 head.J0*",
-        "mlp0.C0{reduce_scatter} mlp0.D0", "mlp0.W0{} mlp0.D0", "mlp0.W0.1{} mlp0.D0", "mlp0.J0{all_gather} mlp0.C0*",
-        "attn0.M0{all_gather} mlp0.D0", "attn0.A0{} attn0.M0* mlp0.D0", "attn0.D0{} attn0.M0* attn0.A0 mlp0.J0*",
-        "attn0.C0{reduce_scatter} attn0.D0", "attn0.W0{} attn0.D0", "attn0.W0.1{} attn0.D0",
-        "attn0.J0{all_gather} attn0.C0*", "embed.W0{} attn0.J0* head.W0",
-    ]  # fmt: skip
-
-
-def test_the_graph_of_a_parallel_block_in_the_middle_of_a_pipeline() -> None:
-    graph = SegmentGraph(num_layers=1, first_layer=3, p2=2, parallel_block=True, embeds=False, heads=False)
-    assert [line.rstrip() for line in told(graph).splitlines()] == [
-        "block3.N0{}", "block3.F0{} block3.N0", "block3.R0{all_reduce} block3.F0",
-        "block3.R0.1{all_reduce} block3.F0 block3.R0",
-        "leave.N0{} block3.R0* block3.R0.1*", "leave.J0{}", "block3.D0{} leave.J0", "block3.C0{all_reduce} block3.D0",
-        "block3.C0.1{all_reduce} block3.D0 block3.C0", "block3.W0{} block3.D0", "block3.W0.1{} block3.D0",
-        "block3.W0.2{} block3.D0", "block3.W0.3{} block3.D0", "block3.J0{} block3.C0* block3.C0.1*",
-    ]  # fmt: skip
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -287,20 +226,14 @@ def test_graphs_are_what_they_have_always_been(name: str) -> None:
     assert hashlib.sha256(text.encode()).hexdigest()[:12] == GRAPHS[name]
 
 
-def test_what_an_overlap_is_asked_for_is_made() -> None:
-    graph = SegmentGraph(num_layers=2, p1=2)
-    assert segment_order(graph, "sync", EVEN, 8) == sync_order(graph)
-    assert segment_order(graph, "async", EVEN, 8) == async_order(graph)
-    assert segment_order(graph, "domino", EVEN, 8) == domino_order(graph, EVEN, 8)
-    assert len({tuple(segment_order(graph, kind, EVEN, 8)) for kind in ("sync", "async", "domino")}) == 3
-    silent = replace(graph, communicates=False)
-    for kind in ("sync", "async", "domino"):
-        assert segment_order(silent, kind, EVEN, 8) == sync_order(silent)
-
-
 def test_a_last_stage_has_no_embedding_to_wait_for() -> None:
-    first = {need.op for need in needs_table(SegmentGraph(num_layers=1, p1=2))[SegmentOp("head", 0, Kind.FIRST, 0, 0)]}
+    first = {
+        need.op
+        for need in needs_table(SegmentGraph(num_layers=1, p1=2))[SegmentOp("head", 0, Kind.COLUMN_FORWARD, 0, 0)]
+    }
     last = needs_table(SegmentGraph(num_layers=1, p1=2, embeds=False))
-    assert SegmentOp("embed", 0, Kind.SECOND, 1, 0) in first
-    assert {need.op for need in last[SegmentOp("head", 0, Kind.FIRST, 0, 0)]} == {SegmentOp("head", 0, Kind.NORM, 0, 0)}
+    assert SegmentOp("embed", 0, Kind.ROW_FORWARD, 1, 0) in first
+    assert {need.op for need in last[SegmentOp("head", 0, Kind.COLUMN_FORWARD, 0, 0)]} == {
+        SegmentOp("head", 0, Kind.NORM, 0, 0)
+    }
     assert all(need.op in last for needs in last.values() for need in needs)

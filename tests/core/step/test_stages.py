@@ -54,9 +54,9 @@ def test_a_skip_never_leads_back(levels: int, each: int, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize(("layers", "stages", "given_", "says"), [
-    (3, 4, (), "leave one of 4 stages without a layer"),
-    (4, 2, (4, 0), "without a layer"),
-    (4, 2, (3, 2), "does not divide 4 layers over 2 stages"),
+    (3, 4, (), "cannot fill 4 stages"),
+    (4, 2, (4, 0), "leaves a stage without a layer"),
+    (4, 2, (3, 2), "is not a division of 4 layers over 2 stages"),
     (4, 2, (4,), "Give 2 numbers whose sum is 4"),
 ])  # fmt: skip
 def test_what_does_not_divide_is_refused(layers: int, stages: int, given_: tuple[int, ...], says: str) -> None:

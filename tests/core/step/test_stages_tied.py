@@ -1,4 +1,5 @@
-"""Who sums the gradient of tied embeddings: every number once from either end, and no more than needed."""
+"""Who sums the gradient of tied embeddings: every number once from either end, and no more than
+needed."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.schedules import Shape, generate
-from plait.core.step.stages import Tie, tie_of
+from plait.core.step.stages import TiedGradient, tie_of
 
 
 def spec(vocab: int, *, tied: bool = True) -> ModelSpec:
@@ -21,7 +22,7 @@ def spec(vocab: int, *, tied: bool = True) -> ModelSpec:
     )
 
 
-def ties(vocab: int, degrees: list[tuple[int, int]], optim: list[int], name: str = "1f1b") -> list[Tie]:
+def ties(vocab: int, degrees: list[tuple[int, int]], optim: list[int], name: str = "1f1b") -> list[TiedGradient]:
     layout = Layout(tuple(degrees))
     chunks = 2 if name == "zb-v" else 1
     schedule = generate(name, Shape(ranks=len(degrees), micro_batches=4, chunks=chunks))
@@ -48,7 +49,7 @@ def test_every_rank_gets_what_it_holds_once_from_either_end(data: Any) -> None:
     found, layout = ties(vocab, degrees, optim), Layout(tuple(degrees))
     for rank, tie in enumerate(found):
         mesh = layout.mesh_of(rank)
-        place = layout.place_of(rank)
+        place = layout.pp_rank_of(rank)
         mine = own_range(vocab, mesh.tp, optim[place], mesh.coordinates(rank)["tp"], mesh.replica(rank))
         assert rank in tie.ranks
         assert mine <= set(range(tie.start, tie.stop))
@@ -60,7 +61,7 @@ def test_every_rank_gets_what_it_holds_once_from_either_end(data: Any) -> None:
         for end in (0, 1):
             counted: list[int] = []
             for other in tie.ranks:
-                if layout.place_of(other) == end and found[other].counts:
+                if layout.pp_rank_of(other) == end and found[other].counts:
                     at = layout.meshes[end]
                     counted += own_range(vocab, at.tp, optim[end], at.coordinates(other)["tp"], at.replica(other))
             assert sorted(counted) == list(range(tie.start, tie.stop))
@@ -69,7 +70,7 @@ def test_every_rank_gets_what_it_holds_once_from_either_end(data: Any) -> None:
 def test_equal_places_sum_in_pairs_what_each_rank_holds() -> None:
     for tie, rank in zip(ties(48, [(4, 2)] * 3, [2] * 3), range(24), strict=True):
         if 8 <= rank < 16:
-            assert tie == Tie((rank,), 0, 0, True)
+            assert tie == TiedGradient((rank,), 0, 0, True)
         else:
             assert tie.ranks == (rank % 8, 16 + rank % 8)
             assert tie.numbers == 48 * 6 // 2 // 2
@@ -92,11 +93,12 @@ def test_nobody_sums_where_nothing_is_tied(stages: int) -> None:
     schedule = generate("1f1b", Shape(ranks=stages, micro_batches=4))
     model = spec(40, tied=stages == 1)
     tie = tie_of(0, model=model, layout=layout, shardings=[Sharding()] * stages, schedule=schedule)
-    assert tie == Tie((0,), 0, 0, True)
+    assert tie == TiedGradient((0,), 0, 0, True)
 
 
 def test_padding_between_ranks_of_a_place_parts_nobody() -> None:
-    """A row of six is cut in four for the optimizer, so that the last part of the first rank is empty."""
+    """A row of six is cut in four for the optimizer, so that the last part of the first rank is
+    empty."""
     for rank, tie in enumerate(ties(2, [(4, 2), (4, 2)], [4, 4])):
         mine = own_range(2, 2, 4, rank % 2, rank // 2 % 4)
         assert tie.ranks == ((rank % 8, 8 + rank % 8) if mine else (rank,))

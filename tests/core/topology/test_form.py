@@ -1,4 +1,5 @@
-"""Plait's own form of a topology: what is written is read, and what is wrong in it is named by its key."""
+"""Plait's own form of a topology: what is written is read, and what is wrong in it is named by its
+key."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from plait.core.base.codec.toml_text import to_toml
 from plait.core.base.errors import JobError
 from plait.core.topology.form import from_dict, to_dict
 from plait.core.topology.switches import Hardware, NodeState, Topology
-from plait.core.topology.wiring import HostLists, Wiring, build
+from plait.core.topology.wiring import SwitchEntry, build
 
 STATES = st.builds(
     NodeState,
@@ -30,11 +31,11 @@ HARDWARE = st.builds(Hardware, gpus=st.integers(0, 8), nics=st.integers(0, 8), d
 def topologies(draw: st.DrawFn) -> Topology:
     pods = draw(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=4))
     leaves = [(f"leaf{p}-{k}", size) for p, sizes in enumerate(pods) for k, size in enumerate(sizes)]
-    wirings = [Wiring("core", [f"mp{p}" for p in range(len(pods))])]
+    wirings = [SwitchEntry("core", [f"mp{p}" for p in range(len(pods))])]
     wirings += [
-        Wiring(f"mp{p}", [f"leaf{p}-{k}" for k in range(len(s))], uplinks=p or None) for p, s in enumerate(pods)
+        SwitchEntry(f"mp{p}", [f"leaf{p}-{k}" for k in range(len(s))], uplinks=p or None) for p, s in enumerate(pods)
     ]
-    wirings += [Wiring(name, nodes=[f"{name}.n{i:03}" for i in range(size)]) for name, size in leaves]
+    wirings += [SwitchEntry(name, nodes=[f"{name}.n{i:03}" for i in range(size)]) for name, size in leaves]
     names = [node for wiring in wirings for node in wiring.nodes]
     return build(
         wirings,
@@ -73,32 +74,26 @@ def test_names_may_be_lists() -> None:
         ({"version": 2}, "^version: this Plait reads version 1"),
         ({"version": True}, "^version: "),
         ({"level": []}, r"^level: unknown key \(did you mean 'levels'\?\)"),
-        ({"switches": None}, "^switches: no table of switches"),
-        ({"switches": {"a": 3}}, "^switches.a: not a table"),
+        ({"switches": None}, "^switches: None is not a table"),
+        ({"switches": {"a": 3}}, "^switches.a: 3 is not a table"),
         ({"switches": {"a": {"node": "n1"}}}, r"^switches.a.node: unknown key \(did you mean 'nodes'"),
-        ({"switches": {"a": {"nodes": 3}}}, "^switches.a.nodes: a number is no host list"),
-        ({"switches": {"a": {"nodes": ["n1", True]}}}, "^switches.a.nodes: a truth value is no host list"),
+        ({"switches": {"a": {"nodes": 3}}}, "^switches.a.nodes: 3 is not allowed"),
         ({"switches": {"a": {"nodes": "n[1-999999999]"}}}, "^switches.a.nodes: .*more than 200000 names"),
         ({"switches": {"a": {"nodes": "n[1-2", "uplinks": 3}}}, "^switches.a.nodes: .*never closed"),
-        ({"switches": {"a": {"nodes": "n1", "uplinks": 0}}, "levels": []}, "^switches.a.uplinks: 0 is below 1. Lea"),
-        ({"switches": {"a": {"nodes": "n[1-4]", "uplinks": 1.5}}, "levels": []}, "^switches.a.uplinks: 1.5 is not a"),
+        ({"switches": {"a": {"nodes": "n1", "uplinks": 0}}, "levels": []}, "^switches.a.uplinks: 0 is not"),
         ({"switches": {"a": {"nodes": "n1,n1"}}, "levels": []}, "^switches.a: the node 'n1' is twice"),
-        ({"levels": "core"}, "^levels: not a list"),
+        ({"levels": "core"}, "^levels: \"core\" is not allowed"),
         ({"levels": ["core"]}, "^levels: 1 names for 2 levels"),
         ({"levels": ["core", "core"]}, "^levels: names of levels have to differ"),
         ({"levels": ["core", "1"]}, "^levels: names of levels have to differ, and be more than a number"),
-        ({"name": 3}, "^name: not a printable text"),
         ({"name": "\x1b[31m"}, "^name: not a printable text"),
-        ({"states": [{"nodes": "n1"}]}, r"^states\[0\].status: no status. Use free, busy, down"),
-        ({"states": [{"nodes": "n1", "status": "idle"}]}, r"^states\[0\].status: no such status"),
-        ({"states": [{"nodes": "n1", "status": "busy", "until": "soon"}]}, r"^states\[0\].until: 'soon' is not"),
+        ({"states": [{"nodes": "n1"}]}, r"^states\[0\].status: is missing"),
+        ({"states": [{"nodes": "n1", "status": "busy", "until": "soon"}]}, r"^states\[0\].until: \"soon\" is not"),
         ({"states": [{"nodes": "n1", "status": "busy", "until": float("nan")}]}, r"^states\[0\].until: nan"),
         ({"states": [{"nodes": "n[1-2]", "status": "down"}, {"nodes": "n2", "status": "down"}]},
-         r"^states\[1\].nodes: 'n2' is told of before"),
+         r"^states\[1\].nodes: 'n2' is already listed"),
         ({"states": [{"nodes": "n9", "status": "down"}]}, "a state of 'n9'"),
-        ({"states": [{"status": "down"}]}, r"^states\[0\].nodes: nothing is no host list"),
-        ({"hardware": [{"nodes": "n1", "gpus": "8"}]}, r"^hardware\[0\].gpus: '8' is not a whole number"),
-        ({"hardware": {"nodes": "n1"}}, "^hardware: not a list"),
+        ({"states": [{"status": "down"}]}, r"^states\[0\].nodes: is missing"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_by_its_key(change: dict[str, Any], says: str) -> None:
@@ -106,17 +101,10 @@ def test_a_mistake_is_named_by_its_key(change: dict[str, Any], says: str) -> Non
         from_dict(small() | change)
 
 
-def test_many_short_lists_are_not_a_billion_names() -> None:
-    lists = HostLists(100)
-    assert len(lists("n[1-60]", "line 1")) == 60
-    with pytest.raises(JobError, match=r"^line 2: all lists up to here stand for more than 100 names"):
-        lists("n[61-120]", "line 2")
-
-
 def test_ten_thousand_nodes_in_toml() -> None:
-    wirings = [Wiring("core", [f"mp{i}" for i in range(125)])]
-    wirings += [Wiring(f"mp{i}", [f"leaf{k}" for k in range(i * 5, i * 5 + 5)]) for i in range(125)]
-    wirings += [Wiring(f"leaf{k}", nodes=[f"n{k * 16 + i:05}" for i in range(16)]) for k in range(625)]
+    wirings = [SwitchEntry("core", [f"mp{i}" for i in range(125)])]
+    wirings += [SwitchEntry(f"mp{i}", [f"leaf{k}" for k in range(i * 5, i * 5 + 5)]) for i in range(125)]
+    wirings += [SwitchEntry(f"leaf{k}", nodes=[f"n{k * 16 + i:05}" for i in range(16)]) for k in range(625)]
     states = {f"n{i:05}": NodeState(status="busy", holder=f"job{i % 50}") for i in range(0, 10_000, 3)}
     topology = build(wirings, states=states)
     text = to_toml(to_dict(topology))

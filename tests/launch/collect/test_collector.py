@@ -11,28 +11,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from plait.core.base.process import process_state
 from plait.core.cluster.hardware import HERE
-from plait.core.job.collecting import AGAIN, Collected, CollectingAgent, collecting
+from plait.core.job.collecting import AGAIN, CollectingAgent, CollectorSettings, collecting
 from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
 from plait.core.record.ring import OpPlace, RecordKind
 from plait.core.record.ring_writer import RingWriter, this_process
-from plait.core.runs.ring_calls import ring_path
-from plait.diagnose.reading import read_timeline
+from plait.core.runs.evidence import ring_path
+from plait.diagnose.measured.reading import read_timeline
 from plait.launch.collect.collector import Collector
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 from tests.launch.collect.test_live import JOB
-from tests.support.lab import children, wait_until
+from tests.support.lab import wait_until
 
 TIER = "unit"
 
 HASH = "feed"
-WANTED = Collected.of(RunSection())
+WANTED = CollectorSettings.of(RunSection())
 RANK = """
 import os, sys, time
 from pathlib import Path
@@ -49,9 +48,9 @@ for number in range(10**9):
 @pytest.mark.system
 def test_an_agent_that_keeps_no_timeline_loads_no_parquet(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from plait.core.job.collecting import Collected; "
+        "import sys; from pathlib import Path; from plait.core.job.collecting import CollectorSettings; "
         "from plait.launch.collect.collector import Collector\n"
-        "run = Collected(timeline_steps=0, timeline_sample=0, metrics_port=0, metrics_address='', loggers=())\n"
+        "run = CollectorSettings(timeline_steps=0, timeline_sample=0, metrics_port=0, metrics_address='', loggers=())\n"
         "one = Collector(Path(sys.argv[1]), 0, 1, run); one.look(); one.finish()\n"
         "sys.exit('pyarrow' in sys.modules)"
     )
@@ -63,7 +62,8 @@ def open_ring(folder: Path, rank: int = 0, *, capacity: int = 1024) -> RingWrite
 
 
 def write_step(ring: RingWriter, number: int, *, records: int = 3, ends: bool = True, measures: bool = False) -> None:
-    """Of some ops; ends: whether the step is over. measures: it is only timed, before training begins."""
+    """Of some ops; ends: whether the step is over. measures: it is only timed, before training
+    begins."""
     name = ring.name("mlp0.F0", OpPlace("mlp", 0, 0, True))
     if not measures:
         ring.step(number, time.monotonic_ns())
@@ -126,16 +126,6 @@ def test_what_was_timed_before_training_and_steps_of_no_one_are_left_out(tmp_pat
     assert steps_of(tmp_path) == {2: 3, 3: 3}
 
 
-def test_a_rank_that_ends_before_its_first_step_leaves_no_timeline(tmp_path: Path) -> None:
-    ring, agent = open_ring(tmp_path), collector(tmp_path)
-    for number in range(3):
-        write_step(ring, number, measures=True)
-        agent.look()
-    ring.close()
-    agent.finish()
-    assert not list((tmp_path / "timeline").rglob("*.parquet"))
-
-
 def test_a_new_start_of_a_rank_appends_to_what_the_old_one_left(tmp_path: Path) -> None:
     old = open_ring(tmp_path)
     for number in range(6):
@@ -164,20 +154,7 @@ def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on(tmp_path: Path
     collector(tmp_path).finish()
     assert steps_of(tmp_path) == dict.fromkeys(range(30), 3)
     rollups = read_timeline(tmp_path).rollups
-    assert rollups.filter(pl.col("kind") == "compute").sort("step")["step"].to_list() == list(range(30))
-
-
-def test_memory_stays_bounded_and_a_ring_that_goes_round_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ring = open_ring(tmp_path, capacity=64)
-    for number in range(100):
-        write_step(ring, number)
-    ring.close()
-    agent = collector(tmp_path)
-    agent.finish()
-    assert min(steps_of(tmp_path)) > 80
-    assert "were overwritten before they were read" in capsys.readouterr().err
+    assert rollups.filter(kind="compute").sort("step")["step"].to_list() == list(range(30))
 
 
 def test_a_full_disk_is_said_once_and_costs_the_timeline_only(
@@ -219,6 +196,21 @@ def test_sums_that_cannot_be_written_are_said_also_where_spans_can(
     agent.finish()
 
 
+def test_a_ring_that_is_damaged_or_goes_round_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ring = open_ring(tmp_path, 1, capacity=64)
+    ring_path(tmp_path, 0).write_bytes(b"nothing")
+    for number in range(100):
+        write_step(ring, number)
+    agent = collector(tmp_path, 2)
+    agent.look()
+    ring.close()
+    agent.finish()
+    assert min(steps_of(tmp_path)) > 80, "memory stays bounded"
+    said = capsys.readouterr().err
+    assert said.count("rank-00000.ring cannot be read as a ring") == 1
+    assert said.count("were overwritten before they were read") == 1
+
+
 def test_what_a_start_before_has_left_and_cannot_be_written_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,19 +239,6 @@ def test_a_run_folder_that_is_gone_stays_gone(tmp_path: Path) -> None:
     agent.flush()
     agent.finish()
     assert not run.exists()
-
-
-def test_damaged_rings_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ring = open_ring(tmp_path, 1)
-    ring_path(tmp_path, 0).write_bytes(b"nothing")
-    write_step(ring, 0)
-    agent = collector(tmp_path, 2)
-    agent.look()
-    agent.look()
-    ring.close()
-    agent.finish()
-    assert steps_of(tmp_path) == {0: 3}
-    assert capsys.readouterr().err.count("rank-00000.ring cannot be read as a ring") == 1
 
 
 @pytest.mark.system
@@ -298,7 +277,7 @@ def test_an_agent_that_is_killed_is_followed_by_another(tmp_path: Path, capfd: p
         ring.close()
         os.kill(agents()[0], signal.SIGKILL)  # as the run ends
     assert steps_of(tmp_path) == dict.fromkeys(range(8), 3)
-    assert capfd.readouterr().err.count("what collects the timeline was killed by SIGKILL; another goes on") == 2
+    assert capfd.readouterr().err.count("the timeline collector was killed by SIGKILL; a new one takes over") == 2
 
 
 @pytest.mark.system
@@ -311,7 +290,7 @@ def test_an_agent_that_cannot_work_is_told_and_not_started_for_ever(capfd: pytes
 
     CollectingAgent(lambda: start("raise SystemExit(3)")).end(wait=True)
     assert len(started) == 1
-    assert "ends here: what collects it ended with status 3" in capfd.readouterr().err
+    assert "ends here: its collector ended with status 3" in capfd.readouterr().err
     agent = CollectingAgent(lambda: start("import os; os.kill(os.getpid(), 9)"))
     until(lambda: len(started) == 2 + AGAIN)
     agent.end(wait=True)
@@ -334,26 +313,3 @@ def agents() -> list[int]:
             if of == os.getpid() and "plait.launch.collect" in (path / "cmdline").read_text():
                 found.append(int(path.name))
     return found
-
-
-@pytest.mark.system
-@pytest.mark.slow
-def test_the_agent_ends_with_its_starter(tmp_path: Path) -> None:
-    write_run(make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16), tmp_path)
-    ring = open_ring(tmp_path)
-    code = (
-        "import sys, time; from pathlib import Path; from plait.core.job.collecting import collecting\n"
-        "with collecting(Path(sys.argv[1]), 0, 1):\n    print('ready', flush=True); time.sleep(600)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as starter:
-        assert starter.stdout is not None
-        assert starter.stdout.readline() == "ready\n"
-        started = children(starter.pid)
-        write_step(ring, 0)
-        ring.close()
-        starter.kill()
-    deadline = time.monotonic() + 90
-    while any(Path(f"/proc/{child}").exists() for child in started) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(started) == 1 and not Path(f"/proc/{started[0]}").exists()
-    assert steps_of(tmp_path) == {0: 3}

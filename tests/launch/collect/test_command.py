@@ -1,4 +1,5 @@
-"""The collecting agent as a command: until when it looks, whom it tells, what it asks of the machine."""
+"""The collecting agent as a command: until when it looks, whom it tells, what it asks of the
+machine."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ import pytest
 
 from plait.core.base.errors import LaunchError
 from plait.core.cluster.hardware import HERE
-from plait.core.job.collecting import Collected
+from plait.core.job.collecting import CollectorSettings
 from plait.core.job.settings import RunSection
 from plait.core.job.spec import Job
 from plait.launch.collect import collector as module
 from plait.launch.collect.collector import main
-from plait.launch.collect.live import Live
+from plait.launch.collect.metrics import Live
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 from tests.launch.collect.test_live import JOB
 
 TIER = "unit"
 
-WANTED = Collected.of(RunSection())
+WANTED = CollectorSettings.of(RunSection())
 
 
 class Looks:
@@ -135,7 +136,7 @@ def test_who_is_told_at_once_follows_from_the_run_and_the_first_rank(
         write_run(make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16), tmp_path)
     run = replace(WANTED, metrics_port=port, metrics_address="here", loggers=names)
     with ExitStack() as held:
-        live, loggers = module._told(tmp_path, run, held, loggers=first)
+        live, loggers = module._outputs(tmp_path, run, held, loggers=first)
         assert (live is not None, loggers is not None) == told
         assert loggers in (None, ("loggers", names, tmp_path))
         assert served == ([(99, "here")] if port else [])

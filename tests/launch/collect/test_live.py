@@ -21,7 +21,7 @@ from plait.core.job.spec import Job
 from plait.core.record.records import Records
 from plait.core.record.ring import OpPlace, RecordKind, Ring
 from plait.core.record.ring_writer import RingWriter, this_process
-from plait.launch.collect.live import MEASURED, Live
+from plait.launch.collect.metrics import MEASURED, Live
 from plait.plan.make import make_plan
 from tests.support.ports import own_port
 
@@ -41,7 +41,8 @@ def live(tmp_path: Path) -> Live:
 
 
 def add_step(live: Live, rank: int, number: int, seconds: float) -> None:
-    """A step in which half of 0.2 s of tp's communication is waited for, then 0.1 s for another stage and
+    """A step in which half of 0.2 s of tp's communication is waited for, then 0.1 s for another
+    stage and
     0.05 s for a gather."""
     ring = RingWriter(None, this_process(rank=rank, world=2, capacity=64))
     op = ring.name("attn0.R0", OpPlace("attn", 0, 0, True))
@@ -102,14 +103,6 @@ def test_a_value_that_is_not_known_takes_the_one_before_away(live: Live) -> None
     assert (found["plait_loss"], found["plait_evaluation_loss"]) == (3.4, 4.0)
 
 
-def test_series_stay_few_however_long_it_runs(live: Live) -> None:
-    add_step(live, 0, 0, 1.0)
-    before = len(list(scraped(live)))
-    for number in range(1, 50):
-        add_step(live, 0, number, 1.0)
-    assert len(list(scraped(live))) == before < 60
-
-
 def test_the_dashboard_asks_for_what_there_is(live: Live) -> None:
     add_step(live, 0, 0, 1.0)
     live.measured(dict.fromkeys(MEASURED, 1.0))
@@ -130,7 +123,8 @@ def test_a_port_that_is_taken_costs_the_metrics_only(live: Live) -> None:
 
 def test_where_a_rank_is_and_since_when_is_told_as_long_as_it_runs(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "plait.launch.collect.live.time", SimpleNamespace(monotonic_ns=lambda: 7_000_000_000, monotonic=time.monotonic)
+        "plait.launch.collect.metrics.time",
+        SimpleNamespace(monotonic_ns=lambda: 7_000_000_000, monotonic=time.monotonic),
     )
     header = this_process(rank=1, world=4, plan="feed", capacity=64)
     live.at(replace(header, step=0, stepped=2_500_000_000, host="n7"), 3)
@@ -143,8 +137,3 @@ def test_where_a_rank_is_and_since_when_is_told_as_long_as_it_runs(live: Live, m
     assert found["plait_records_lost_total", "1"] == 3
     (run,) = (labels for name, labels, _ in scraped(live) if name == "plait_run_info")
     assert run == {"run": "gpt", "plan": "feed", "host": "n7", "tp": "2"}
-
-
-def test_before_any_rank_the_plan_is_the_runs(live: Live) -> None:
-    (run,) = (labels for name, labels, _ in scraped(live) if name == "plait_run_info")
-    assert (run["plan"], run["host"]) == (live.plan.key[:12], "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +15,7 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.collecting import check_loggers, collecting
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
-from plait.launch.collect.loggers import Loggers, Tail
+from plait.launch.collect.metrics import Loggers, Tail
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 from tests.launch.collect.test_live import JOB
@@ -140,15 +139,6 @@ def test_what_a_tool_raises_costs_that_tool_only(plan: Plan, tmp_path: Path, mon
     loggers.close()
     assert said == ["warning: wandb gets no more metrics: it broke"]
     assert ("loss", 3.5, 1) in board.told and biases.told == []
-
-
-def test_a_plan_without_a_job_has_none_to_show(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    board, biases = Board(), Biases()
-    monkeypatch.setitem(sys.modules, "tensorboardX", board)
-    monkeypatch.setitem(sys.modules, "wandb", biases)
-    Loggers(["wandb", "tensorboard"], tmp_path, replace(plan, job=None), pytest.fail).close()
-    assert board.told == [("open", str(tmp_path / "tensorboard")), ("close",)]
-    assert biases.settings[-1]["config"] == {}
 
 
 @pytest.mark.parametrize(

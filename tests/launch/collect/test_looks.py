@@ -11,28 +11,28 @@ from typing import Any, cast
 
 import pytest
 
-from plait.core.job.collecting import Collected
+from plait.core.job.collecting import CollectorSettings
 from plait.core.job.settings import RunSection
 from plait.core.record.ring import Header
 from plait.core.record.ring_writer import RingWriter, this_process
-from plait.core.runs.ring_calls import ring_path
+from plait.core.runs.evidence import ring_path
 from plait.launch.collect import collector as module
 from plait.launch.collect.collector import FLUSH, GRACE, LOOK, QUICK, SHARE, SOON, Collector
-from plait.launch.collect.live import Live
-from plait.launch.collect.loggers import Loggers
+from plait.launch.collect.metrics import Live, Loggers
 from tests.launch.collect.test_collector import open_ring, steps_of, write_step
 
 TIER = "unit"
 
 
-WANTED = Collected.of(RunSection())
+WANTED = CollectorSettings.of(RunSection())
 
 
 NOTHING = replace(WANTED, timeline_steps=0)
 
 
 class Clock(SimpleNamespace):
-    """now: set by the test, and moved on by sleeping; worked: processor seconds, an entry a question."""
+    """now: set by the test, and moved on by sleeping; worked: processor seconds, an entry a
+    question."""
 
     now = 1000.0
 
@@ -84,7 +84,7 @@ class Told:
         return cast("Loggers", self)
 
 
-def made(folder: Path, first: int = 0, count: int = 1, run: Collected = WANTED, **told: Any) -> Collector:
+def made(folder: Path, first: int = 0, count: int = 1, run: CollectorSettings = WANTED, **told: Any) -> Collector:
     (folder / "timeline").mkdir(parents=True, exist_ok=True)
     return Collector(folder, first, count, run, **told)
 
@@ -318,7 +318,8 @@ def hosts(folder: Path, *boots: str) -> None:
     ],
 )
 def test_clocks_of_several_hosts_are_compared_by_the_first_agent(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, boots: tuple[str, ...], first: int, run: Collected,
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, boots: tuple[str, ...], first: int,
+    run: CollectorSettings,
     kept: bool,
 ) -> None:  # fmt: skip
     hosts(tmp_path, *boots)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.place.readers import read_topology
+from plait.place.topologies import read_topology
 from tests.place.readers import texts
 from tests.place.readers.test_formats import write
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.topology.switches import NodeState, Topology
-from plait.place.readers import FORMATS, read_topology, source
+from plait.formats.base import source
+from plait.place.topologies import FORMATS, Remarks, read_topology
 from tests.place.readers import texts
 
 ROWS = {
@@ -41,6 +43,11 @@ def write(folder: Path, text: str, name: str = "topology") -> str:
     return str(file)
 
 
+def told(folder: Path, text: str, **more: Any) -> tuple[Topology, Remarks]:
+    """A topology that a file with this text tells."""
+    return read_topology(write(folder, text), **more)
+
+
 def shape(topology: Topology) -> list[list[list[str]]]:
     """Nodes by leaf by minipod."""
     pods: list[list[list[str]]] = []
@@ -59,8 +66,8 @@ def test_every_format_has_a_row() -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_every_format_tells_the_same_cluster(tmp_path: Path, row: str) -> None:
     name, text = ROWS[row]
-    found, _ = read_topology(write(tmp_path, text))
-    named, _ = read_topology(write(tmp_path, text), form=name)
+    found, _ = told(tmp_path, text)
+    named, _ = told(tmp_path, text, form=name)
     assert found == named
     assert shape(found) == [[["n001", "n002"], ["n003", "n004"]], [["n005", "n006"], ["n007", "n008"]]]
     assert (found.distance("n001", "n002"), found.distance("n001", "n003"), found.distance("n001", "n008")) == (1, 2, 3)
@@ -72,7 +79,7 @@ def test_every_format_tells_the_same_cluster(tmp_path: Path, row: str) -> None:
 def test_a_file_may_be_compressed(tmp_path: Path, row: str) -> None:
     _, text = ROWS[row]
     (tmp_path / "topology.gz").write_bytes(gzip.compress(text.encode()))
-    assert read_topology(str(tmp_path / "topology.gz"))[0] == read_topology(write(tmp_path, text))[0]
+    assert read_topology(str(tmp_path / "topology.gz"))[0] == told(tmp_path, text)[0]
 
 
 @pytest.mark.parametrize("cut", [2, 12, -6])
@@ -86,11 +93,11 @@ def test_a_compressed_file_that_was_cut_off(tmp_path: Path, cut: int) -> None:
 def test_states_from_other_sources(tmp_path: Path, row: str) -> None:
     """What every one of them tells of n001: a job holds it."""
     _, text = STATES[row]
-    topology, _ = read_topology(write(tmp_path, texts.TREE_CONF), states=[write(tmp_path, text, "states")])
+    topology, _ = told(tmp_path, texts.TREE_CONF, states=[write(tmp_path, text, "states")])
     assert topology.node("n001").state.status == "busy"
     assert topology.node("n008").state.status == "free"
     with pytest.raises(JobError, match="states of nodes, and no switches"):
-        read_topology(write(tmp_path, text))
+        told(tmp_path, text)
 
 
 @pytest.mark.parametrize("row", [*ROWS, *STATES])
@@ -129,7 +136,7 @@ def test_what_is_cut_off_is_one_clear_error_or_a_tree(tmp_path: Path, row: str, 
 def test_what_is_nothing_of_the_kind_is_one_clear_error(tmp_path: Path, form: str, text: str) -> None:
     for chosen in (form, ""):
         with pytest.raises(JobError) as caught:
-            read_topology(write(tmp_path, text), form=chosen)
+            told(tmp_path, text, form=chosen)
         assert caught.value.file == str(tmp_path / "topology")
         assert len(str(caught.value)) < 700 + len(str(tmp_path))
 
@@ -143,7 +150,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="Is a directory"):
         read_topology(str(tmp_path))
     with pytest.raises(JobError, match=r"format: no format 'topologi.conf' \(did you mean 'topology.conf'\?\)"):
-        read_topology(write(tmp_path, texts.TOML), form="topologi.conf")
+        told(tmp_path, texts.TOML, form="topologi.conf")
 
 
 def test_a_byte_order_mark_and_other_line_ends_do_no_harm(tmp_path: Path) -> None:
@@ -154,7 +161,7 @@ def test_a_byte_order_mark_and_other_line_ends_do_no_harm(tmp_path: Path) -> Non
 
 def test_states_of_several_sources_are_made_one(tmp_path: Path) -> None:
     sources = [write(tmp_path, STATES[name][1], name) for name in ("scontrol", "sinfo", "squeue")]
-    topology, remarks = read_topology(write(tmp_path, texts.TREE_CONF), states=sources)
+    topology, remarks = told(tmp_path, texts.TREE_CONF, states=sources)
     states = {node.name: node.state for node in topology.nodes}
     assert states["n001"].holder == "job 7"
     assert states["n001"].until is not None
@@ -173,43 +180,57 @@ def test_states_of_several_sources_are_made_one(tmp_path: Path) -> None:
 
 def test_states_of_strangers_are_said_and_left_out(tmp_path: Path) -> None:
     states = write(tmp_path, "NODELIST STATE\nlogin[1-2] idle\nn001 idle\n", "states")
-    topology, remarks = read_topology(write(tmp_path, texts.TREE_CONF), states=[states])
+    topology, remarks = told(tmp_path, texts.TREE_CONF, states=[states])
     assert len(topology.nodes) == 8
     assert remarks.over.counts == {"nodes under no switch": 2}
     assert "login1" in remarks.over.lines()[0]
 
 
-GRAPH_OF_MANY = '{"instances": [' + ",".join(["{}"] * 200_001) + "]}"
-MANY: dict[str, tuple[str, str]] = {
-    "lines": ("SwitchName=a Nodes=n1\n" + "\n" * 500_000, "more than 500000 lines"),
-    "a long line": ("SwitchName=a Nodes=" + "n1," * 400_000, "a line of more than 1048576 characters"),
-    "text": ("SwitchName=a\n" + ("x" * 1000 + "\n") * 34_000, "more than 32 MiB of text"),
-    "switches": ("".join(f"SwitchName=s{i} Nodes=n\n" for i in range(50_001)), "line 50001: more than 50000 switches"),
-    "blocks": ("".join(f"BlockName=s{i} Nodes=n{i}\n" for i in range(50_001)), "line 50001: more than 50000 blocks"),
-    "records": ("NodeName=n State=IDLE\n" * 200_001, "200001 records of nodes; at most 200000"),
-    "lists": ("SwitchName=a Nodes=n[1-200000]\n" * 6, "line 6: all lists up to here stand for more than 1000000 names"),
-    "yaml": ("- topology: a\n" + "- {topology: b}\n" * 80_000, "more than 300000 values of YAML"),
-    "yaml text": ("- topology: a\n" + "# x\n" * (1 << 20), "more than 4 MiB of YAML|more than 500000 lines"),
-    "toml": ("version = 1\n" + "# xxxxxxx\n" * 500_000, "more than 4 MiB of TOML|more than 500000 lines"),
-    "toml key": ("version = 1\n" + "a." * 60 + "a = 1\n", "a key of more than 50 parts"),
-    "quoted toml key": ("version = 1\n" + '"a" . ' * 60 + "a = 1\n", "a key of more than 50 parts"),
-    "values": ('{"instances": [' + "{}," * 2_600_000 + "{}]}", "at most 5000000 are read"),
-    "instances": (GRAPH_OF_MANY, "instances: more than 200000 instances"),
-    "objects": ('{"kind": "List", "items": [' + ",".join(["{}"] * 200_001) + "]}", "items: more than 200000 objects"),
-}
+MANY: dict[str, tuple[str, str, str]] = {
+    "lines": ("SwitchName=a Nodes=n1" + "\n" * 41, "formats.base.source.MOST_LINES", "more than 40 lines"),
+    "a long line": ("SwitchName=a Nodes=" + "n1," * 40, "formats.base.source.LONGEST_LINE", "a line of more than 40 "),
+    "text": ("#" * 41, "formats.base.source.LARGEST_TEXT", "more than 0 MiB of text"),
+    "switches": ("SwitchName=s Nodes=n\n" * 41, "core.topology.wiring.MOST_SWITCHES", "line 41: more than 40 switches"),
+    "blocks": (
+        "".join(f"BlockName=s{i} Nodes=n{i}\n" for i in range(41)), "formats.slurm.topology.MOST_SWITCHES",
+        "line 41: more than 40 blocks",
+    ),
+    "records": ("NodeName=n State=IDLE\n" * 41, "formats.slurm.nodes.MOST_HOSTS", "41 records of nodes; at most 40"),
+    "lists": (
+        "SwitchName=a Nodes=n[1-20]\n" * 3, "core.topology.wiring.HostLists.__init__.__defaults__",
+        "line 3: all lists up to here stand for more than 40 names",
+    ),
+    "yaml": ("- topology: a\n" * 20, "core.base.codec.yaml_text.MOST_EVENTS", "more than 40 values of YAML"),
+    "yaml text": ("- topology: a\n" + "# x\n" * 20, "core.base.codec.yaml_text.LARGEST", "more than 0 MiB of YAML"),
+    "toml": ("version = 1\n" + "# xxxxxxx\n" * 20, "place.topologies.LARGEST_TOML", "more than 0 MiB of TOML"),
+    "toml key": ("version = 1\n" + "a." * 60 + "a = 1\n", "", "a key of more than 50 parts"),
+    "quoted toml key": ("version = 1\n" + '"a" . ' * 60 + "a = 1\n", "", "a key of more than 50 parts"),
+    "values": ('{"instances": [' + "{}," * 41 + "{}]}", "formats.base.source.MOST_VALUES", "at most 40 are read"),
+    "instances": (
+        '{"instances": [' + "{}," * 40 + "{}]}", "formats.topograph.MOST_HOSTS",
+        "instances: more than 40 instances",
+    ),
+    "objects": (
+        '{"kind": "List", "items": [' + "{}," * 40 + "{}]}", "formats.kubernetes.nodes.MOST_ITEMS",
+        "items: more than 40 objects",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("row", MANY)
-def test_more_than_any_cluster_has_is_refused(tmp_path: Path, row: str) -> None:
-    text, says = MANY[row]
+def test_more_than_any_cluster_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str) -> None:
+    text, limit, says = MANY[row]
+    if limit:
+        monkeypatch.setattr(f"plait.{limit}", (40,) if limit.endswith("defaults__") else 40)
     with pytest.raises(JobError, match=says) as caught:
-        read_topology(write(tmp_path, text))
+        told(tmp_path, text)
     assert caught.value.file == str(tmp_path / "topology")
 
 
-def test_a_small_file_that_unpacks_to_much(tmp_path: Path) -> None:
-    (tmp_path / "topology.gz").write_bytes(gzip.compress(bytes(257 << 20), 1))
-    with pytest.raises(JobError, match="cannot be unpacked: its gzip stream holds more than 268435456 bytes"):
+def test_a_small_file_that_unpacks_to_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "LARGEST", 1 << 16)
+    (tmp_path / "topology.gz").write_bytes(gzip.compress(bytes(1 << 17), 1))
+    with pytest.raises(JobError, match="cannot be unpacked: its gzip stream holds more than 65536 bytes"):
         read_topology(str(tmp_path / "topology.gz"))
 
 

@@ -1,4 +1,5 @@
-"""Whatever is damaged in a file: a topology or one clear error, and never the answer of the whole file."""
+"""Whatever is damaged in a file: a topology or one clear error, and never the answer of the whole
+file."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError
 from plait.core.topology.form import from_dict, to_dict
-from plait.place.readers import FORMATS
-from plait.place.readers.source import Asked, Source
+from plait.formats.base.source import ReadOptions, Source
+from plait.place.topologies import FORMATS
 from tests.place.readers.test_formats import ROWS, STATES
 
 TEXTS = {**ROWS, **STATES}
@@ -62,7 +63,7 @@ def swapped(value: Any, chance: random.Random) -> Any:
 
 def check(form: str, text: str) -> None:
     try:
-        found = READ[form](Source("text", text), Asked())
+        found = READ[form](Source("text", text), ReadOptions())
     except JobError as error:
         message = str(error)
     else:
@@ -89,7 +90,7 @@ def test_odd_values(row: str, seed: int) -> None:
 def answer(form: str, text: str) -> Any:
     """What a reader makes of a text: all of its answer, or its refusal."""
     try:
-        found = READ[form](Source("text", text), Asked())
+        found = READ[form](Source("text", text), ReadOptions())
     except JobError as error:
         return str(error)
     return found.topology, dict(found.states), dict(found.hardware), found.over.counts
@@ -103,7 +104,8 @@ LINES = {row: pair for row, pair in TEXTS.items() if not pair[1].startswith("{")
 
 @pytest.mark.parametrize("row", LINES)
 def test_a_line_that_is_lost_is_seen(row: str) -> None:
-    """But for lines that repeat what others say, or belong to a topology that is not the one asked for."""
+    """But for lines that repeat what others say, or belong to a topology that is not the one asked
+    for."""
     form, text = LINES[row]
     lines = text.splitlines(keepends=True)
     said = [number for number, line in enumerate(lines) if TELLING.search(line)]

@@ -1,4 +1,5 @@
-"""What Kubernetes' nodes are doing: taints and conditions, pods that hold them, GPUs that they give away."""
+"""What Kubernetes' nodes are doing: taints and conditions, pods that hold them, GPUs that they give
+away."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.topology.switches import RESERVED_TAINT, NodeState
-from plait.place.readers import read_topology
-from plait.place.readers.kubernetes_gpus import kept_back
+from plait.formats.kubernetes.gpus import unallocatable
+from plait.place.topologies import read_topology
 from tests.place.readers import texts
-from tests.place.readers.test_formats import write
+from tests.place.readers.test_formats import told, write
 from tests.place.readers.texts import BLOCK, RACK, node, node_list, nodes, pod
 
 
@@ -28,6 +29,10 @@ from tests.place.readers.texts import BLOCK, RACK, node, node_list, nodes, pod
             {"conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": "True"}]},
             NodeState(),
         ),
+        ({"conditions": [{"type": "Ready", "status": "True"}, {"type": "PIDPressure", "status": "True"}]},
+         NodeState(status="down", holder="PIDPressure")),
+        ({"conditions": [{"type": "DiskPressure", "status": "False"}]},
+         NodeState(status="down", holder="not ready: unknown")),
         ({"spec": {"unschedulable": True}}, NodeState(status="down", holder="cordoned")),
         ({"spec": {"taints": [{"key": RESERVED_TAINT, "value": "llama-70b", "effect": "NoSchedule"}]}},
          NodeState(status="busy", holder="llama-70b")),
@@ -37,7 +42,7 @@ from tests.place.readers.texts import BLOCK, RACK, node, node_list, nodes, pod
     ],
 )  # fmt: skip
 def test_states(tmp_path: Path, changes: dict[str, Any], state: NodeState) -> None:
-    topology, _ = read_topology(write(tmp_path, node_list(node("n1", {BLOCK: "b"}, **changes))))
+    topology, _ = told(tmp_path, node_list(node("n1", {BLOCK: "b"}, **changes)))
     assert topology.node("n1").state == state
     assert topology.node("n1").hardware.gpus == 8
 
@@ -59,26 +64,15 @@ def test_taints_keep_jobs_away(tmp_path: Path, taint: dict[str, str], holder: st
     file = write(tmp_path, node_list(node("n1", {BLOCK: "b"}, spec={"taints": [taint]})))
     topology, remarks = read_topology(file, tolerated=["dedicated"])
     assert topology.node("n1").state == (NodeState(status="down", holder=holder) if holder else NodeState())
-    assert bool(remarks.notes) == bool(holder)
+    assert any("taken as down for a taint" in note for note in remarks.notes) == bool(holder)
+    assert any("no pods in the list" in note for note in remarks.notes)
     assert read_topology(file, tolerated=["dedicated", taint["key"]])[0].node("n1").state == NodeState()
-
-
-@pytest.mark.parametrize(
-    "conditions, holder",
-    [
-        ([{"type": "Ready", "status": "True"}, {"type": "PIDPressure", "status": "True"}], "PIDPressure"),
-        ([{"type": "DiskPressure", "status": "False"}], "not ready: unknown"),
-    ],
-)  # fmt: skip
-def test_conditions(tmp_path: Path, conditions: list[dict[str, str]], holder: str) -> None:
-    topology, _ = read_topology(write(tmp_path, node_list(node("n1", {BLOCK: "b"}, conditions=conditions))))
-    assert topology.node("n1").state == NodeState(status="down", holder=holder)
 
 
 def test_a_node_that_is_being_deleted(tmp_path: Path) -> None:
     item = node("n1", {BLOCK: "b"})
     item["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert read_topology(write(tmp_path, node_list(item)))[0].node("n1").state.holder == "being deleted"
+    assert told(tmp_path, node_list(item))[0].node("n1").state.holder == "being deleted"
 
 
 def test_pods_hold_the_nodes_whose_gpus_they_have(tmp_path: Path) -> None:
@@ -135,7 +129,7 @@ REPLICAS, PRODUCT = {"nvidia.com/gpu.replicas": "4"}, "nvidia.com/gpu.product"
 def test_whole_gpus(tmp_path: Path, resources: dict[str, str], labels: dict[str, str], gpus: int, parts: bool) -> None:
     """Of a node beside one with eight."""
     items = [with_resources("n1", resources, **labels), with_resources("n2", {"nvidia.com/gpu": "8"})]
-    topology, remarks = read_topology(write(tmp_path, node_list(*items)))
+    topology, remarks = told(tmp_path, node_list(*items))
     assert topology.node("n1").hardware.gpus == gpus
     assert topology.node("n1").state == (NodeState() if gpus else NodeState(status="down", holder="no whole GPU"))
     assert bool(remarks.over) == parts
@@ -144,7 +138,7 @@ def test_whole_gpus(tmp_path: Path, resources: dict[str, str], labels: dict[str,
 
 
 def test_a_cluster_without_gpus_says_nothing_of_them(tmp_path: Path) -> None:
-    topology, remarks = read_topology(write(tmp_path, node_list(with_resources("n1", {}), with_resources("n2", {}))))
+    topology, remarks = told(tmp_path, node_list(with_resources("n1", {}), with_resources("n2", {})))
     assert [one.hardware.gpus for one in topology.nodes] == [None, None]
     assert topology.count("free") == 2
     assert not remarks.over
@@ -154,7 +148,7 @@ def test_a_cluster_without_gpus_says_nothing_of_them(tmp_path: Path) -> None:
 def test_a_node_with_an_unknown_number_of_gpus_is_not_free(tmp_path: Path, amount: Any) -> None:
     """The others are what they were."""
     items = [with_resources("n1", {"nvidia.com/gpu": amount}), with_resources("n2", {"nvidia.com/gpu": "8"})]
-    topology, remarks = read_topology(write(tmp_path, node_list(*items)))
+    topology, remarks = told(tmp_path, node_list(*items))
     assert [one.hardware.gpus for one in topology.nodes] == [None, 8]
     assert [one.state.status for one in topology.nodes] == ["down", "free"]
     (said,) = remarks.over.lines()
@@ -162,7 +156,7 @@ def test_a_node_with_an_unknown_number_of_gpus_is_not_free(tmp_path: Path, amoun
 
 
 def test_other_accelerators_are_counted(tmp_path: Path) -> None:
-    _, remarks = read_topology(write(tmp_path, node_list(with_resources("n1", {"habana.ai/gaudi": "8"}))))
+    _, remarks = told(tmp_path, node_list(with_resources("n1", {"habana.ai/gaudi": "8"})))
     assert remarks.over.counts == {"nodes with accelerators that are no GPUs": 1}
 
 
@@ -184,27 +178,18 @@ def test_what_pods_hold_in_other_ways(tmp_path: Path) -> None:
 def test_states_of_another_cluster(tmp_path: Path) -> None:
     states = write(tmp_path, "NODELIST STATE\nz1 idle\n", "states")
     with pytest.raises(JobError, match="tells of other nodes, such as 'z1', than the topology, such as 'n001'"):
-        read_topology(write(tmp_path, texts.KUEUE), states=[states])
-
-
-def test_gpus_that_a_node_does_not_give_away_are_counted(tmp_path: Path) -> None:
-    item = with_resources("n1", {"nvidia.com/gpu": "6"})
-    item["status"]["capacity"] = {"nvidia.com/gpu": "8"}
-    topology, remarks = read_topology(write(tmp_path, node_list(item)))
-    assert topology.node("n1").hardware.gpus == 6
-    assert list(remarks.over.counts.values()) == [2]
-    assert "do not give away" in remarks.over.lines()[0]
+        told(tmp_path, texts.KUEUE, states=[states])
 
 
 def test_capacity_is_taken_where_nothing_is_said_of_what_is_given_away(tmp_path: Path) -> None:
     item = node("n1", {BLOCK: "b"})
     item["status"].pop("allocatable", None)
     item["status"]["capacity"] = {"nvidia.com/gpu": "4"}
-    assert read_topology(write(tmp_path, node_list(item)))[0].node("n1").hardware.gpus == 4
+    assert told(tmp_path, node_list(item))[0].node("n1").hardware.gpus == 4
     item["status"]["allocatable"] = {"nvidia.com/gpu": "2"}
-    assert read_topology(write(tmp_path, node_list(item)))[0].node("n1").hardware.gpus == 2
+    assert told(tmp_path, node_list(item))[0].node("n1").hardware.gpus == 2
     item["status"]["capacity"] = 3
-    assert read_topology(write(tmp_path, node_list(item)))[0].node("n1").hardware.gpus == 2
+    assert told(tmp_path, node_list(item))[0].node("n1").hardware.gpus == 2
 
 
 @pytest.mark.parametrize(
@@ -214,16 +199,16 @@ def test_capacity_is_taken_where_nothing_is_said_of_what_is_given_away(tmp_path:
 def test_gpus_that_a_node_has_and_does_not_give_away(has: str | None, gives: str | None, count: int) -> None:
     """Of those whose amounts are whole numbers."""
     told = [{"cpu": "9", **({"nvidia.com/gpu": one} if one else {})} for one in (has, gives)]
-    assert kept_back(*told) == count
+    assert unallocatable(*told) == count
     more = [one | {"amd.com/gpu": amount} for one, amount in zip(told, ("4", "1"), strict=True)]
-    assert kept_back(*more) == count + 3
+    assert unallocatable(*more) == count + 3
 
 
 def test_gpus_kept_back_are_said(tmp_path: Path) -> None:
     items = [with_resources(f"n{at}", {"nvidia.com/gpu": gives}) for at, gives in enumerate(("8", "6", "8"))]
     for item in items:
         item["status"]["capacity"] = {"nvidia.com/gpu": "8"}
-    _, remarks = read_topology(write(tmp_path, node_list(*items)))
+    _, remarks = told(tmp_path, node_list(*items))
     assert remarks.over.rows() == [
         {"what": "GPUs that their nodes do not give away (capacity above allocatable)", "count": 2, "first": "n1"}
     ]
@@ -232,6 +217,6 @@ def test_gpus_kept_back_are_said(tmp_path: Path) -> None:
 def test_a_node_that_tells_no_resources_may_have_gpus(tmp_path: Path) -> None:
     item = node("n1", {BLOCK: "b"})
     item["status"] = {"conditions": [{"type": "Ready", "status": "True"}]}
-    topology, _ = read_topology(write(tmp_path, node_list(item, with_resources("n2", {"nvidia.com/gpu": "8"}))))
+    topology, _ = told(tmp_path, node_list(item, with_resources("n2", {"nvidia.com/gpu": "8"})))
     assert [one.hardware.gpus for one in topology.nodes] == [None, 8]
     assert topology.node("n1").state == NodeState()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from plait.core.base.errors import JobError
-from plait.place import readers
-from plait.place.readers import read_topology
+from plait.place import topologies as readers
+from plait.place.topologies import read_topology
 from tests.place.readers import texts
 
 SCONTROL = f"""#!/bin/sh

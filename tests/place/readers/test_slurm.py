@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from plait.core.base.errors import JobError
-from plait.place.readers import read_topology
-from plait.place.readers.slurm_nodes import read
-from plait.place.readers.source import Asked, Source
+from plait.formats.base.source import ReadOptions, Source
+from plait.formats.slurm.nodes import read
+from plait.place.topologies import read_topology
 from tests.place.readers import texts
-from tests.place.readers.test_formats import shape, write
+from tests.place.readers.test_formats import shape, told, write
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,10 @@ from tests.place.readers.test_formats import shape, write
         ("SwitchName=a Nodes=n[1-999999999]", "line 1: .*more than 200000 names"),
         ("SwitchName=a Nodes=n[1-2", "line 1: .*never closed"),
         ("\nSwitchName=a Node=n1", r"line 2: unknown key node \(did you mean 'nodes'\?\). Known: switches"),
-        ("SwitchName=a Nodes=n1 Nodes=n2", "line 1: Nodes stands twice"),
+        ("SwitchName=a Nodes=n1 Nodes=n2", "line 1: Nodes is set twice"),
         ("SwitchName=a\nInclude other.conf", "line 2: Include other.conf is not followed"),
         ("SwitchName=a Nodes=n1\nSwitchNam=b Nodes=n2", r"line 2: .*switchnam= \(did you mean 'switchname'"),
-        ("SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2", "line 2: the switch 'a' is told of twice, before at line 1"),
+        ("SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2", "line 2: the switch 'a' is described twice, before at line 1"),
         (
             "SwitchName=a Nodes=n1\nSwitchName=b Nodes=n2\nSwitchName=c Switches=a,b\nSwitchName=d Switches=a",
             "line 4: the switch 'a' is under 'c' and 'd'. In a tree .* keep it under 'c' alone",
@@ -34,7 +34,7 @@ from tests.place.readers.test_formats import shape, write
         ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n2", "line 2: 2 switches are under no other: a, b"),
         ("SwitchName=a Switches=b\nSwitchName=b Switches=a", "the switches run in a circle: b under a under b"),
         ("SwitchName=a", "no switch has nodes. Give the file that Slurm reads"),
-        ("SwitchName=a Switches=b", "line 1: 'a' is above 'b', a switch that is told of nowhere"),
+        ("SwitchName=a Switches=b", "line 1: 'a' is above the switch 'b', which is not described"),
         ("SwitchName=a Nodes=n1 \\", r"the last line ends in a \\"),
         ("BlockName=a Nodes=n1\nSwitchName=b Nodes=n2", "line 1: both switches and blocks"),
         ("BlockName=a Nodes=n1\nBlockSizes=2,6", "BlockSizes: the block size 6 is not a power of two times 2"),
@@ -47,7 +47,7 @@ from tests.place.readers.test_formats import shape, write
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(JobError, match=says) as caught:
-        read_topology(write(tmp_path, text))
+        told(tmp_path, text)
     assert caught.value.file == str(tmp_path / "topology")
 
 
@@ -74,7 +74,7 @@ YAML_SPINES = "- topology: t\n  tree:\n    switches:\n" + "".join(
     ],
 )  # fmt: skip
 def test_of_spines_above_the_same_switches_there_is_one(tmp_path: Path, text: str, names: str, further: int) -> None:
-    topology, remarks = read_topology(write(tmp_path, text))
+    topology, remarks = told(tmp_path, text)
     assert sorted(switch.name for switch in topology.switches) == sorted(names.split())
     assert len(topology.nodes) == 16
     assert remarks.over.counts == {"switches above the same switches as another, such as further spines": further}
@@ -83,7 +83,7 @@ def test_of_spines_above_the_same_switches_there_is_one(tmp_path: Path, text: st
 def test_blocks_are_grouped_as_slurm_groups_them(tmp_path: Path) -> None:
     def groups(count: int, sizes: str) -> list[str]:
         lines = [f"BlockName=b{i} Nodes=n{i}-[1-2]" for i in range(count)]
-        topology, _ = read_topology(write(tmp_path, "\n".join([*lines, sizes])))
+        topology, _ = told(tmp_path, "\n".join([*lines, sizes]))
         return [s.name for s in topology.switches if s.name == "fabric" or ".." in s.name]
 
     assert groups(4, "BlockSizes=2") == ["fabric"]
@@ -123,7 +123,7 @@ LAUGHS = "\n".join(
         ("- topology: a\n  tree: {switches: [{switch: s, node: n1}]}", r"unknown key node \(did you mean 'nodes'"),
         ("- topology: a\n  tree: {switches: []}", "no switches"),
         ("- topology: a\n  block: {block_sizes: [x], blocks: []}", "a.block.block_sizes: not a list of sizes"),
-        ("- topology: a\n  flat: true\n- topology: a\n  flat: true", "the topology 'a' stands twice"),
+        ("- topology: a\n  flat: true\n- topology: a\n  flat: true", "the topology 'a' is listed twice"),
         ("- topology: a", "neither or both of tree and block"),
         ("- topology: a\n  tree: !!python/object/apply:os.system ['true']", "not valid YAML"),
         ("- topology: 7\n", r"\[0\].topology: not a text"),
@@ -131,7 +131,7 @@ LAUGHS = "\n".join(
 )  # fmt: skip
 def test_a_wrong_or_hostile_yaml_file(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(JobError, match=says) as caught:
-        read_topology(write(tmp_path, text))
+        told(tmp_path, text)
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
 
 
@@ -147,7 +147,7 @@ def test_a_wrong_or_hostile_yaml_file(tmp_path: Path, text: str, says: str) -> N
     ],
 )  # fmt: skip
 def test_every_state_of_slurms(state: str, status: str) -> None:
-    found = read(Source("text", f"NODELIST STATE\nn[1-2] {state}\n"), Asked())
+    found = read(Source("text", f"NODELIST STATE\nn[1-2] {state}\n"), ReadOptions())
     assert {one.status for one in found.states.values()} == {status}
     assert list(found.states) == ["n1", "n2"]
 
@@ -155,7 +155,7 @@ def test_every_state_of_slurms(state: str, status: str) -> None:
 def test_a_state_that_is_none(tmp_path: Path) -> None:
     for text in ("NODELIST STATE\nn1 sleepy\n", "NodeName=n1 State=SLEEPY\n"):
         with pytest.raises(JobError, match=r"line \d: no state of Slurm's is called 'sleepy'"):
-            read_topology(write(tmp_path, texts.TREE_CONF), states=[write(tmp_path, text, "states")])
+            told(tmp_path, texts.TREE_CONF, states=[write(tmp_path, text, "states")])
 
 
 def test_tables_as_people_print_them() -> None:
@@ -164,27 +164,27 @@ NODELIST   NODES PARTITION       STATE CPUS    S:C:T MEMORY TMP_DISK WEIGHT AVAI
 n003           1     main*        down 2       2:1:1      1        0      1     h100 bad nic
 n004           1     main*     drained 2       2:1:1      1        0      1     h100 maintenance soon
 """
-    assert [s.status for s in read(Source("text", long), Asked()).states.values()] == ["down", "down"]
+    assert [s.status for s in read(Source("text", long), ReadOptions()).states.values()] == ["down", "down"]
     jobs = """             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)
                  8      main    train      eve PD       0:00      4 (Resources)
                  7      main    train      eve  R    1:02:03      2 n[001-002]
 """
-    found = read(Source("text", jobs), Asked())
+    found = read(Source("text", jobs), ReadOptions())
     assert {name: state.holder for name, state in found.states.items()} == {"n001": "job 7", "n002": "job 7"}
     assert found.partial
 
 
 def test_times_are_this_machines_own() -> None:
-    found = read(Source("text", "JOBID|END_TIME|NODELIST\n7|2026-11-23T12:00:00|n1\n"), Asked())
+    found = read(Source("text", "JOBID|END_TIME|NODELIST\n7|2026-11-23T12:00:00|n1\n"), ReadOptions())
     until = found.states["n1"].until
     assert until is not None
     assert datetime.fromtimestamp(until, UTC).astimezone().replace(tzinfo=None) == datetime(2026, 11, 23, 12)  # noqa: DTZ001
     with pytest.raises(JobError, match="line 2: 'soon' is no time"):
-        read(Source("text", "JOBID|END_TIME|NODELIST\n7|soon|n1\n"), Asked())
+        read(Source("text", "JOBID|END_TIME|NODELIST\n7|soon|n1\n"), ReadOptions())
 
 
 def test_topology_and_nodes_in_one_text(tmp_path: Path) -> None:
-    topology, _ = read_topology(write(tmp_path, texts.TREE_SHOWN + texts.NODES_SHOWN))
+    topology, _ = told(tmp_path, texts.TREE_SHOWN + texts.NODES_SHOWN)
     assert topology.node("n003").state.holder == "bad nic"
     assert topology.node("n001").hardware.gpus == 8
 
@@ -210,7 +210,7 @@ def test_blanks_around_equals_and_quotes(tmp_path: Path) -> None:
 SwitchName="leaf2" Nodes=n[003-004] \\
     LinkSpeed=400
 SwitchName=core Switches="leaf[1-1]",leaf2"""
-    topology, remarks = read_topology(write(tmp_path, text))
+    topology, remarks = told(tmp_path, text)
     assert shape(topology) == [[["n001", "n002", "n010"]], [["n003", "n004"]]]
     assert not remarks.over
 
@@ -228,7 +228,7 @@ SwitchName=core Switches="leaf[1-1]",leaf2"""
 )
 def test_nodes_that_are_not_there(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(JobError, match=says):
-        read_topology(write(tmp_path, text))
+        told(tmp_path, text)
 
 
 PHANTOMS = ["b1 Nodes=n[1-2]", "b2 Nodes=n[3-4]", "b3 Nodes=", "b4", "c1 Nodes=n[5-6]", 'c2 Nodes=""']
@@ -240,7 +240,7 @@ def test_a_phantom_block_keeps_its_place_in_its_group(tmp_path: Path) -> None:
     blocks = "".join(f"      - {{block: {one.split()[0]}, nodes: '{one.partition('=')[2]}'}}\n" for one in PHANTOMS)
     yaml = f"- topology: t\n  block:\n    block_sizes: [2, 8]\n    blocks:\n{blocks}".replace("'\"\"'", "''")
     for text in (conf, yaml):
-        topology, remarks = read_topology(write(tmp_path, text))
+        topology, remarks = told(tmp_path, text)
         assert shape(topology) == [[["n1", "n2"], ["n3", "n4"]], [["n5", "n6"]]]
         assert remarks.over.counts == {"blocks without nodes, whose places in their group stay empty": 3}
 
@@ -248,17 +248,17 @@ def test_a_phantom_block_keeps_its_place_in_its_group(tmp_path: Path) -> None:
 def test_switches_without_nodes_are_passed_over(tmp_path: Path) -> None:
     names = ["core Switches=a,b", "a Nodes=n1", "b Switches=c,d", "c", "d Nodes="]
     text = "\n".join(f"SwitchName={name}" for name in names)
-    topology, remarks = read_topology(write(tmp_path, text))
+    topology, remarks = told(tmp_path, text)
     assert [switch.name for switch in topology.switches] == ["core", "a"]
     assert remarks.over.counts == {"switches without nodes": 3}
 
 
 def test_sizes_of_minus_one_are_none(tmp_path: Path) -> None:
-    topology, remarks = read_topology(write(tmp_path, "BlockName=a Nodes=n1\nBlockName=b Nodes=n2\nBlockSizes=-1"))
+    topology, remarks = told(tmp_path, "BlockName=a Nodes=n1\nBlockName=b Nodes=n2\nBlockSizes=-1")
     assert topology.levels == ("fabric", "block")
     assert sum(remarks.over.counts.values()) == 1
     text = "- topology: t\n  block: {block_sizes: [-1], blocks: [{block: a, nodes: n1}, {block: b, nodes: n2}]}"
-    found, said = read_topology(write(tmp_path, text))
+    found, said = told(tmp_path, text)
     assert (found.levels, said.over.counts) == (topology.levels, remarks.over.counts)
 
 
@@ -274,27 +274,29 @@ def test_sizes_of_minus_one_are_none(tmp_path: Path) -> None:
 def test_gpus_of_generic_resources(gres: str, gpus: int, device: str) -> None:
     """Of a node beside one with GPUs."""
     record = f"NodeName=n1 State=IDLE\n   Gres={gres}\n" if gres else "NodeName=n1 State=IDLE\n   Gres= X=1\n"
-    found = read(Source("text", record + "NodeName=n2 Gres=gpu:8 State=IDLE\n"), Asked())
+    found = read(Source("text", record + "NodeName=n2 Gres=gpu:8 State=IDLE\n"), ReadOptions())
     assert (found.hardware["n1"].gpus, found.hardware["n1"].device) == (gpus, device)
     assert found.states["n1"].status == ("free" if gpus else "down")
     table = f"NODELIST STATE GRES\nn1 idle {gres or '(null)'}\nn2 idle gpu:8\n"
-    assert read(Source("text", table), Asked()).hardware == found.hardware
+    assert read(Source("text", table), ReadOptions()).hardware == found.hardware
 
 
 def test_nobody_tells_of_gpus() -> None:
-    found = read(Source("text", "NodeName=n1 State=IDLE Gres=(null)\nNodeName=n2 State=IDLE Gres=(null)\n"), Asked())
+    found = read(
+        Source("text", "NodeName=n1 State=IDLE Gres=(null)\nNodeName=n2 State=IDLE Gres=(null)\n"), ReadOptions()
+    )
     assert not found.hardware
     assert {state.status for state in found.states.values()} == {"free"}
 
 
 def test_slices_and_shards_are_counted() -> None:
-    found = read(Source("text", "NodeName=n1 State=IDLE Gres=gpu:1g.10gb:7,shard:16\n"), Asked())
+    found = read(Source("text", "NodeName=n1 State=IDLE Gres=gpu:1g.10gb:7,shard:16\n"), ReadOptions())
     assert list(found.over.counts.values()) == [23]
     assert found.states["n1"].holder == "no whole GPU"
 
 
 def test_what_is_above_all_blocks_has_a_name_that_none_of_them_has(tmp_path: Path) -> None:
-    topology, _ = read_topology(write(tmp_path, "BlockName=fabric Nodes=n1\nBlockName=b Nodes=n2\nBlockSizes=1\n"))
+    topology, _ = told(tmp_path, "BlockName=fabric Nodes=n1\nBlockName=b Nodes=n2\nBlockSizes=1\n")
     assert [one.name for one in topology.switches] == ["fabric_", "fabric", "b"]
 
 

@@ -1,5 +1,5 @@
-"""The rest of a small Kubernetes: nodes, controllers, a scheduler, and kubelets that run pods as processes of
-this machine."""
+"""The rest of a small Kubernetes: nodes, controllers, a scheduler, and kubelets that run pods as
+processes of this machine."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ UID = "KUBERNETES_POD_UID"
 
 
 class SmallCluster(Server):
-    """Nodes n0, n1, ..., each with GPUs, in one namespace called ml. tick: of the cluster's own waits, such
-    as between two starts of a pod, in seconds for each of its seconds."""
+    """Nodes n0, n1, ..., each with GPUs, in one namespace called ml. tick: of the cluster's own
+    waits, such as between two starts of a pod, in seconds for each of its seconds."""
 
     def __init__(self, folder: Path, nodes: int, *, jobset: bool = False, gpus: int = 0, tick: float = 0.01) -> None:
         super().__init__(folder / "logs", jobset)
@@ -59,8 +59,8 @@ class SmallCluster(Server):
         })  # fmt: skip
 
     def lose(self, name: str, *, power: bool = True) -> None:
-        """The node's power fails, or its network alone: then its processes stand still, and go on when it is
-        healed. Its pods are told to end, and nobody says that they have
+        """The node's power fails, or its network alone: then its processes stand still, and go on
+        when it is healed. Its pods are told to end, and nobody says that they have
         (https://kubernetes.io/docs/concepts/architecture/nodes/#node-controller,
         https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#taint-based-evictions)."""
         with self.store.changed:
@@ -95,8 +95,7 @@ class SmallCluster(Server):
             node["spec"]["unschedulable"] = True
             self.store.update(node)
             for pod in self._on(name):
-                why = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
-                pod["status"]["conditions"] = [why]
+                self._disrupt(pod, "EvictionByEvictionAPI")
                 delete_pod(self.store, pod, None)
 
     def remove(self, name: str) -> None:
@@ -105,8 +104,7 @@ class SmallCluster(Server):
         with self.store.changed:
             self.store.remove(self.store.get("Node", name))
             for pod in self._on(name):
-                why = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
-                pod["status"] |= {"phase": "Failed", "conditions": [why]}
+                self._disrupt(pod, "DeletionByPodGC", phase="Failed")
                 self.store.update(pod)
                 self.store.remove(pod)
 
@@ -116,6 +114,10 @@ class SmallCluster(Server):
         timer = threading.Timer(seconds, lambda: setattr(self, "away", False))
         timer.daemon = True
         timer.start()
+
+    @staticmethod
+    def _disrupt(pod: Object, reason: str, **more: str) -> None:
+        pod["status"] |= {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason}], **more}
 
     def _on(self, name: str) -> list[Object]:
         return [pod for pod in self.store.of("Pod") if pod["spec"].get("nodeName") == name
@@ -135,8 +137,7 @@ class SmallCluster(Server):
                            if one.get("key") == UNREACHABLE["key"]]  # fmt: skip
                 late = time.monotonic() > since + (seconds[0] or 0 if seconds else 300) * self.tick
                 if late and "deletionTimestamp" not in pod["metadata"]:
-                    why = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
-                    pod["status"]["conditions"] = [why]
+                    self._disrupt(pod, "DeletionByTaintManager")
                     delete_pod(self.store, pod, None)
 
     def running(self) -> set[str]:
@@ -195,8 +196,7 @@ class SmallCluster(Server):
         spec, labels, name = pod["spec"], node["metadata"]["labels"], node["metadata"]["name"]
         ready = all(one["status"] == "True" for one in node["status"]["conditions"])
         wanted = spec.get("nodeSelector", {}).items() <= labels.items()
-        there = [one for one in self.store.of("Pod") if one["spec"].get("nodeName") == name
-                 and one["status"]["phase"] in ("Pending", "Running")]  # fmt: skip
+        there = self._on(name)
         alone = not spec.get("affinity", {}).get("podAntiAffinity") or not there
         tolerated = all(any(_tolerates(one, taint) for one in spec["tolerations"])
                         for taint in node["spec"].get("taints", []))  # fmt: skip
@@ -333,8 +333,8 @@ class SmallCluster(Server):
 
 
 def _address(pod: Object) -> str:
-    """Of a pod: one of its node's own, so that what goes on where nobody reaches it keeps no port from
-    others."""
+    """Of a pod: one of its node's own, so that what goes on where nobody reaches it keeps no port
+    from others."""
     number = "".join(filter(str.isdigit, pod["spec"]["nodeName"])) or "0"
     return f"127.0.1.{int(number) + 1}"
 

@@ -1,5 +1,5 @@
-"""What an API server says of itself: its groups, their kinds, and that it checks fields, as kubectl asks
-before it sends anything (https://kubernetes.io/docs/concepts/overview/kubernetes-api/)."""
+"""What an API server says of itself: its groups, their kinds, and that it checks fields, as kubectl
+asks before it sends anything (https://kubernetes.io/docs/concepts/overview/kubernetes-api/)."""
 
 from __future__ import annotations
 

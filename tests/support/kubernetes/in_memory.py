@@ -1,4 +1,5 @@
-"""A cluster without a server: its objects in a table, its answers at once, its pods made by the test."""
+"""A cluster without a server: its objects in a table, its answers at once, its pods made by the
+test."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from plait.core.job.kubernetes_settings import KubernetesSection
+from plait.core.job.cluster_settings import KubernetesSection
 from plait.core.topology.rank_table import RankTable
-from plait.launch.kubernetes_api import Conflict, KubernetesNamespace, NotThere
-from plait.launch.kubernetes_manifests import HOSTNAME, INDEX, RUN, PodRun, asked
+from plait.formats.kubernetes.manifests import HOSTNAME, INDEX, RUN, PodRun, with_node_count
+from plait.launch.kubernetes.api import Conflict, KubernetesNamespace, NotFound
 from tests.support.kubernetes.objects import Object, Refusal, Store
 
 NAME = "plait-test"
@@ -83,7 +84,7 @@ class InMemory:
                uid: str = "") -> None:  # fmt: skip
         try:
             self._do("delete", kind, name, lambda: self.store.remove(self.store.get(kind, name)))
-        except NotThere:
+        except NotFound:
             return
         self.done[-1] += (grace, wait_for_pods)
 
@@ -92,7 +93,7 @@ class InMemory:
         try:
             found = copy.deepcopy(act())
         except Refusal as refusal:
-            raise (NotThere if refusal.status == 404 else Conflict)(str(refusal)) from None
+            raise (NotFound if refusal.status == 404 else Conflict)(str(refusal)) from None
         if verb not in ("get", "list"):
             self.done.append((verb, kind, name))
         return found
@@ -102,8 +103,9 @@ def a_run(table: RankTable | None = None, *, world: int = 0, **settings: Any) ->
     """A rank to each pod."""
     world = world or (table.world_size if table else 2)
     values: dict[str, Any] = {"image": "plait:1", "grace": 20, "wait": 60}
-    found = asked(KubernetesSection(**(values | settings)), world, table)
+    found = with_node_count(KubernetesSection(**(values | settings)), world, table)
     return PodRun(
-        name=NAME, argv=("true",), world_size=world, folder=Path("/data/x"), word="sesame", settings=found, kind="Job",
+        name=NAME, argv=("true",), world_size=world, folder=Path("/data/x"), secret="sesame", settings=found,
+        kind="Job",
         timeout=60.0, table=table,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Controllers of a small Kubernetes: Indexed Jobs, JobSets, and what their deletion takes with it."""
+"""Controllers of a small Kubernetes: Indexed Jobs, JobSets, and what their deletion takes with
+it."""
 
 from __future__ import annotations
 
@@ -40,8 +41,9 @@ def control(store: Store, tick: float = 1.0) -> None:
 
 
 def _release(store: Store) -> None:
-    """Take the finalizer of pods that were counted, and of those whose Job is over (``canRemoveFinalizer`` in
-    pkg/controller/job/job_controller.go): not of one that was deleted and has not failed."""
+    """Take the finalizer of pods that were counted, and of those whose Job is over
+    (``canRemoveFinalizer`` in pkg/controller/job/job_controller.go): not of one that was deleted
+    and has not failed."""
     going = [job for job in store.of("Job") if "deletionTimestamp" not in job["metadata"]]
     goes_on = {job["metadata"]["uid"] for job in going if not job.get("status", {}).get("conditions")}
     for pod in store.of("Pod"):
@@ -97,8 +99,8 @@ def _suspend(store: Store, pods: list[Object]) -> None:
 
 
 def _count(store: Store, job: Object, pods: list[Object], failed: list[Object]) -> Object:
-    """Failures: pods that have failed, and those that are gone without having succeeded. What is ignored
-    counts not against the limit, but makes the next wait longer all the same
+    """Failures: pods that have failed, and those that are gone without having succeeded. What is
+    ignored counts not against the limit, but makes the next wait longer all the same
     (pkg/controller/job/backoff_utils.go)."""
     nothing: Object = {"alive": {}, "failed": set(), "failures": 0, "wait": 0.0, "at": 0.0}
     counted = store.counted.setdefault(job["metadata"]["uid"], nothing)

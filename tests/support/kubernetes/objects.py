@@ -155,8 +155,8 @@ class Store:
             self.forgotten = self.version
 
     def watch(self, kind: str, labels: str, version: int, wait: float, going: Callable[[], bool]) -> Iterator[Object]:
-        """Events after ``version``; of one that is forgotten an error, after which the client lists anew
-        (https://kubernetes.io/docs/reference/using-api/api-concepts/#410-gone-responses)."""
+        """Events after ``version``; of one that is forgotten an error, after which the client lists
+        anew (https://kubernetes.io/docs/reference/using-api/api-concepts/#410-gone-responses)."""
         place = 0
         if version < self.forgotten:
             gone = {"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410,
@@ -220,8 +220,9 @@ DIRECTIVES = "nodeSelector", "tolerations", "schedulingGates", "affinity"
 
 
 def _check_job(name: str, old: Object, new: Object) -> None:
-    """What may be changed of a Job (ValidateJobUpdate in pkg/apis/batch/validation): of one that is suspended
-    and has never been started also where its pods go, and what their labels and annotations are
+    """What may be changed of a Job (ValidateJobUpdate in pkg/apis/batch/validation): of one that is
+    suspended and has never been started also where its pods go, and what their labels and
+    annotations are
     (https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives)."""
     before, after = ({**one["spec"], "template": one["spec"].get("template", {})} for one in (old, new))
     if before.get("suspend") and not old.get("status", {}).get("startTime"):
@@ -245,9 +246,9 @@ def _fixed(template: Object) -> Object:
 
 
 def _check_pod(name: str, old: Object, new: Object) -> None:
-    """What may be changed of a pod's spec (ValidatePodUpdate in pkg/apis/core/validation): gates may go;
-    while there are any, the nodeSelector may grow; tolerations may be added, a deadline may be set or
-    brought forward."""
+    """What may be changed of a pod's spec (ValidatePodUpdate in pkg/apis/core/validation): gates
+    may go; while there are any, the nodeSelector may grow; tolerations may be added, a deadline may
+    be set or brought forward."""
 
     def refuse(why: str) -> Refusal:
         return Refusal(422, f'Pod "{name}" is invalid: spec{why}')

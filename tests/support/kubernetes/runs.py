@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from plait.core.job.kubernetes_settings import KubernetesSection
+from plait.core.job.cluster_settings import KubernetesSection
 from plait.core.topology.rank_table import RankTable
-from plait.launch.kubernetes_manifests import PodRun, asked
+from plait.formats.kubernetes.manifests import PodRun, with_node_count
 from tests.support.kubernetes.cluster import SmallCluster
 from tests.support.ports import own_port
 
@@ -66,8 +66,8 @@ def pod_run(
     **fields: Any,
 ) -> PodRun:
     """A run of ``argv``; a rank to each pod unless ``more`` says otherwise."""
-    found = asked(settings(folder, **(more or {})), world, table)
+    found = with_node_count(settings(folder, **(more or {})), world, table)
     values: dict[str, Any] = {"kind": "Job", "timeout": 60.0, **fields}
     return PodRun(
-        name=name, argv=argv, world_size=world, folder=folder, word="sesame", settings=found, table=table, **values
+        name=name, argv=argv, world_size=world, folder=folder, secret="sesame", settings=found, table=table, **values
     )  # fmt: skip

@@ -1,36 +1,35 @@
-"""A run of two pods in memory, and who follows it: what happens is told by the test, sleep by sleep."""
+"""A run of two pods in memory, and who follows it: what happens is told by the test, sleep by
+sleep."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from plait.launch import kubernetes
-from plait.launch.kubernetes import follow
-from plait.launch.kubernetes_manifests import CONTAINER, PodRun
+from plait.formats.kubernetes.manifests import CONTAINER, PodRun
+from plait.launch.kubernetes import follow as kubernetes
+from plait.launch.kubernetes.follow import follow
 from tests.support.kubernetes.in_memory import InMemory, a_run
 
 
 class Scene:
-    """A run of two pods and who follows it. then: what happens at each sleep, one after the other; shown: the
-    end of the log."""
+    """A run of two pods and who follows it. then: what happens at each sleep, one after the other;
+    shown: the end of the log."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.cluster = InMemory(("n0", "n1", "n2"))
         self.run: PodRun = a_run(**settings)
         self.signals, self.said = deque[int](), list[str]()
-        self.then, self.slept, self.now = list[Callable[[], Any]](), list[float](), 1000.0
+        self.then, self.slept, self.now = list[Any](), list[float](), 1000.0
         self.shown, self.followed, self.gone = "", list[str](), list[Any]()
         self.raised: Exception | None = None
         scene = self
 
         class Objects:
-            seen = True
+            listed = True
 
             def __init__(self, cluster: object, kind: str, labels: str) -> None:
                 assert labels == "plait.dev/run=plait-test"
@@ -62,13 +61,8 @@ class Scene:
             def finish(self) -> str:
                 return scene.shown
 
-        @contextmanager
-        def catching() -> Iterator[deque[int]]:
-            yield self.signals
-
         monkeypatch.setattr(kubernetes, "Objects", Objects)
         monkeypatch.setattr(kubernetes, "PodLog", Log)
-        monkeypatch.setattr(kubernetes, "catching_signals", catching)
         monkeypatch.setattr(kubernetes, "say", self.said.append)
         monkeypatch.setattr(kubernetes, "time", SimpleNamespace(sleep=self._sleep, monotonic=lambda: self.now))
         self.cluster.store.create({"kind": "Job", "metadata": {"name": self.run.name}, "spec": {}, "status": {}})
@@ -79,10 +73,11 @@ class Scene:
         self.slept.append(seconds)
         self.now += seconds
         assert self.then, "it goes on for ever"
-        self.then.pop(0)()
+        if step := self.then.pop(0):
+            step()
 
-    def follow(self, **options: Any) -> int:
-        return follow(self.cluster.api, self.run, **options)
+    def follow(self) -> int:
+        return follow(self.cluster.api, self.run, self.signals)
 
     def pod(self, index: int) -> Any:
         return self.cluster.store.get("Pod", f"plait-test-{index}")

@@ -24,10 +24,11 @@ PATH = re.compile(
 
 @dataclass
 class Fault:
-    """Answers to a method on matching paths are ``status``, ``times`` times, each after ``delay`` seconds.
+    """Answers to a method on matching paths are ``status``, ``times`` times, each after ``delay``
+    seconds.
 
-    status 0: the connection breaks; -1: only late. after: how many of them are answered before. Methods WATCH
-    and LOG are streams that break off.
+    status 0: the connection breaks; -1: only late. after: how many of them are answered before.
+    Methods WATCH and LOG are streams that break off.
     """
 
     method: str
@@ -117,8 +118,9 @@ class Server:
 
 
 def delete_pod(store: Store, pod: Object, grace: int | None) -> None:
-    """As the kubelet will see it; one on no node is gone at once, and one that is deleted by force, whatever
-    becomes of its processes (https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination-forced)."""
+    """As the kubelet will see it; one on no node is gone at once, and one that is deleted by force,
+    whatever becomes of its processes
+    (https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination-forced)."""
     seconds = pod["spec"].get("terminationGracePeriodSeconds", 30) if grace is None else grace
     if grace == 0:
         store.remove(pod)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from plait.core.record.ring import RingGroup, signature_of
-from plait.core.runs.evidence import Call, CallSequence, Evidence
+from plait.core.runs.evidence import Call, CallSequence, Evidence, Verdict
+from plait.diagnose.verdicts.hang import localise
 from tests.support.recordings.standstill import SECOND
 
 DP = RingGroup((0, 1, 2, 3), 0, "dp")
@@ -15,6 +16,11 @@ def at(group: RingGroup, sequence: int, *, since: float = 20.0, verb: str = "all
     began, signature = int((100 - since) * SECOND), signature_of(verb, "float32", size)
     return Call(channel=CallSequence(group, *ends), sequence=sequence, verb=verb, dtype="float32", bytes=size,
                 signature=signature, enqueued=began, ended=began + 1 if over else 0)  # fmt: skip
+
+
+def verdict_on(*evidence: Evidence, world: int = 0, deadline: float = 10) -> Verdict:
+    """The verdict on a run of these ranks, and of more without evidence if ``world`` says so."""
+    return localise(evidence, world=world or len(evidence), deadline=deadline)
 
 
 def seen(rank: int, *calls: Call, host: int = 0, **more: object) -> Evidence:

@@ -1,5 +1,5 @@
-"""Recordings made up for tests: jobs of pipelines and replicas, simulated op by op, in both forms that
-``plait diagnose`` reads."""
+"""Recordings made up for tests: jobs of pipelines and replicas, simulated op by op, in both forms
+that ``plait diagnose`` reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plait.core.parallel.layout import Layout
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.schedules import Shape, generate
 from plait.core.step.step import Step, Workload
-from plait.diagnose.recording import ROLLUP, SPANS, Recording, grid_of, meetings_of, rollup_of
+from plait.diagnose.measured.recording import ROLLUP, SPANS, Recording, grid_of, meetings_of, rollup_of
 from plait.plan.make import assemble_plan
 
 TRANSFER = 1e-3
@@ -47,8 +47,9 @@ class Did(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """compute, launch, transfer: seconds of an op, before it, and of what it sends. blocking: whether a rank
-    waits for what it sends. buffered: whether a send is over once it lies in a buffer."""
+    """compute, launch, transfer: seconds of an op, before it, and of what it sends. blocking:
+    whether a rank waits for what it sends. buffered: whether a send is over once it lies in a
+    buffer."""
 
     dp: int = 4
     pp: int = 4
@@ -120,7 +121,8 @@ class Job:
 
 
 def operation_trace(job: Job, tp: int = 1) -> pl.DataFrame:
-    """In the columns of published operation traces, with times as float32 from the start of each step."""
+    """In the columns of published operation traces, with times as float32 from the start of each
+    step."""
     kinds = {"compute": "{}-compute", "send": "{}-send", "recv": "{}-recv", "reduce": "grads-reduce-scatter"}
     done = job.run()
     starts: dict[int, float] = {}
@@ -182,7 +184,8 @@ def spans_of_job(job: Job) -> pl.DataFrame:
 
 
 def write_run(folder: Path, job: Job, *, hosts: int = 0) -> Path:
-    """A run's folder: plan, spans in a file for each rank, metrics. hosts: in the rank table; 0: none."""
+    """A run's folder: plan, spans in a file for each rank, metrics. hosts: in the rank table; 0:
+    none."""
     from plait.core.topology.rank_table import RankTable
 
     plan = plan_of(job)

@@ -13,8 +13,8 @@ from tests.support.recordings.standstill import DEADLINE, SECOND, Job, Op, Stand
 
 @dataclass(frozen=True)
 class Case:
-    """evidence: of a run with a fault. causes: what may be said of it. ranks, hosts: whose fault it is; a
-    verdict that names more must tell that it is a tie."""
+    """evidence: of a run with a fault. causes: what may be said of it. ranks, hosts: whose fault it
+    is; a verdict that names more must tell that it is a tie."""
 
     name: str
     world: int
@@ -26,6 +26,17 @@ class Case:
 
 
 Planter = Callable[[random.Random, Job], Case | None]
+RankPlanter = Callable[[random.Random, Job, int, list[Op]], Case | None]
+
+
+def _on_a_rank(plant: RankPlanter) -> Planter:
+    """Of one that is drawn, with its program."""
+
+    def planted(draw: random.Random, job: Job) -> Case | None:
+        rank = draw.randrange(job.world)
+        return plant(draw, job, rank, job.programs[rank])
+
+    return planted
 
 
 def _case(name: str, draw: random.Random, run: Standstill, causes: Sequence[str], ranks: Sequence[int] = (),
@@ -44,11 +55,18 @@ def _calls(program: list[Op], label: str = "") -> list[int]:
             and op.channel.group.label == (label or op.channel.group.label)]  # fmt: skip
 
 
-def _hit(kind: str, cause: str, *, statuses: Sequence[int] = (0,)) -> Callable[[random.Random, Job], Case]:
-    def plant(draw: random.Random, job: Job) -> Case:
-        rank = draw.randrange(job.world)
+def _exchanged(job: Job, rank: int, a: int, b: int) -> Standstill:
+    """With two ops of a rank in the other order."""
+    program = job.programs[rank]
+    program[a], program[b] = program[b], program[a]
+    return Standstill(job)
+
+
+def _hit(kind: str, cause: str, *, statuses: Sequence[int] = (0,)) -> Planter:
+    @_on_a_rank
+    def plant(draw: random.Random, job: Job, rank: int, program: list[Op]) -> Case:
         op = Op(kind, status=draw.choice(statuses))
-        job.programs[rank] = insert(job.programs[rank], _somewhere(draw, job.programs[rank]), op)
+        job.programs[rank] = insert(program, _somewhere(draw, program), op)
         run = Standstill(job)
         if kind == "die":
             run.close_connections(draw)
@@ -68,9 +86,8 @@ def _two_hit(draw: random.Random, job: Job) -> Case | None:
 
 
 def _mismatch(differs: str) -> Planter:
-    def plant(draw: random.Random, job: Job) -> Case | None:
-        rank = draw.randrange(job.world)
-        program = job.programs[rank]
+    @_on_a_rank
+    def plant(draw: random.Random, job: Job, rank: int, program: list[Op]) -> Case | None:
         at = draw.choice([i for i in _calls(program) if program[i].channel.source < 0])  # type: ignore[union-attr]
         op = program[at]
         wrong = {"op": replace(op, verb="broadcast"), "size": replace(op, elements=op.elements + 7),
@@ -87,10 +104,9 @@ def _mismatch(differs: str) -> Planter:
     return plant
 
 
-def _swapped(draw: random.Random, job: Job) -> Case | None:
+@_on_a_rank
+def _swapped(draw: random.Random, job: Job, rank: int, program: list[Op]) -> Case | None:
     """Two neighbouring collectives of one group, of different sizes, in the other order."""
-    rank = draw.randrange(job.world)
-    program = job.programs[rank]
     calls = [i for i in _calls(program) if program[i].channel.source < 0]  # type: ignore[union-attr]
     pairs = [
         (a, b) for n, a in enumerate(calls) for b in calls[n + 1 : n + 2]
@@ -98,26 +114,20 @@ def _swapped(draw: random.Random, job: Job) -> Case | None:
     ]  # fmt: skip
     if not pairs:
         return None
-    a, b = draw.choice(pairs)
-    changed = list(program)
-    changed[a], changed[b] = program[b], program[a]
-    job.programs[rank] = changed
-    return _case("order in a group", draw, Standstill(job), ["mismatch"], [rank])
+    return _case("order in a group", draw, _exchanged(job, rank, *draw.choice(pairs)), ["mismatch"], [rank])
 
 
-def _skipped(draw: random.Random, job: Job) -> Case | None:
-    rank = draw.randrange(job.world)
-    program = job.programs[rank]
+@_on_a_rank
+def _skipped(draw: random.Random, job: Job, rank: int, program: list[Op]) -> Case | None:
     calls = [i for i in _calls(program) if program[i].channel.source < 0]  # type: ignore[union-attr]
     job.programs[rank] = without(program, draw.choice(calls))
     return _case("skipped", draw, Standstill(job), ["mismatch", "crashed", "deadlock", "host code"], [rank])
 
 
-def _crossed(draw: random.Random, job: Job) -> Case | None:
+@_on_a_rank
+def _crossed(draw: random.Random, job: Job, rank: int, program: list[Op]) -> Case | None:
     """A rank begins calls of two groups in the other order, and waits for each."""
     found: list[tuple[int, int]] = []
-    rank = draw.randrange(job.world)
-    program = job.programs[rank]
     waited = [i for i in _calls(program) if program[i + 1] == Op("wait", of=i)]
     for n, a in enumerate(waited[:-1]):
         b = waited[n + 1]
@@ -128,11 +138,7 @@ def _crossed(draw: random.Random, job: Job) -> Case | None:
             found.append((a, b))
     if not found:
         return None
-    a, b = draw.choice(found)
-    changed = list(program)
-    changed[a], changed[b] = program[b], program[a]
-    job.programs[rank] = changed
-    return _case("two groups", draw, Standstill(job), ["deadlock", "mismatch"], [rank])
+    return _case("two groups", draw, _exchanged(job, rank, *draw.choice(found)), ["deadlock", "mismatch"], [rank])
 
 
 def _ring(draw: random.Random, job: Job) -> Case | None:
@@ -156,9 +162,8 @@ def _ring(draw: random.Random, job: Job) -> Case | None:
     return _case("messages in a circle", draw, Standstill(job), ["deadlock"], [stages[-2]])
 
 
-def _message_missing(draw: random.Random, job: Job) -> Case | None:
-    rank = draw.randrange(job.world)
-    program = job.programs[rank]
+@_on_a_rank
+def _message_missing(draw: random.Random, job: Job, rank: int, program: list[Op]) -> Case | None:
     sends = [i for i in _calls(program, "pp") if program[i].channel.source == rank]  # type: ignore[union-attr]
     if not sends:
         return None
@@ -186,6 +191,7 @@ def _no_evidence(draw: random.Random, job: Job) -> Case | None:
     """A fault of which the culprit's ring is gone, or those of one or two others."""
     kind = draw.choice(["stop", "loop", "die"])
     case = _hit(kind, {"stop": "stopped", "loop": "host code", "die": "crashed"}[kind], statuses=[-9])(draw, job)
+    assert case
     culprit = next(iter(case.ranks))
     lost = {culprit} if draw.random() < 0.5 else set(
         draw.sample([rank for rank in range(job.world) if rank != culprit], min(2, job.world - 1))
@@ -211,21 +217,21 @@ def _clean(draw: random.Random, job: Job) -> Case:
     return _case("clean", draw, run, ["none"])
 
 
-def _slow(draw: random.Random, job: Job) -> Case:
+@_on_a_rank
+def _slow(draw: random.Random, job: Job, rank: int, program: list[Op]) -> Case:
     """A rank that goes from one thing to the next, and takes many deadlines for all of them."""
-    rank = draw.randrange(job.world)
-    at = _somewhere(draw, job.programs[rank])
+    at = _somewhere(draw, program)
     for _ in range(10):
         job.programs[rank] = insert(job.programs[rank], at, Op("compute", draw.uniform(0.1, 0.9) * DEADLINE))
     run = Standstill(job, until=draw.uniform(0.5, 5) * DEADLINE)
     return _case("slow", draw, run, ["none"])
 
 
-def _slow_at_first(draw: random.Random, job: Job) -> Case:
-    """A rank at one thing for several deadlines, for the first time, or taking a processor for it, or half of
-    what it took before."""
-    rank = draw.randrange(job.world)
-    job.programs[rank] = insert(job.programs[rank], _somewhere(draw, job.programs[rank]), Op("loop"))
+@_on_a_rank
+def _slow_at_first(draw: random.Random, job: Job, rank: int, program: list[Op]) -> Case:
+    """A rank at one thing for several deadlines, for the first time, or taking a processor for it,
+    or half of what it took before."""
+    job.programs[rank] = insert(program, _somewhere(draw, program), Op("loop"))
     run = Standstill(job)
     why = draw.choice([{"first": True}, {"computes": True}, {"longest": 2 * DEADLINE}])
     case = _case("slow at first", draw, run, ["none"], after=draw.uniform(1.2, 3.9))
@@ -236,6 +242,7 @@ def _slow_at_first(draw: random.Random, job: Job) -> Case:
 def _stuck_at_first(draw: random.Random, job: Job) -> Case:
     """The same, for longer than that."""
     case = _slow_at_first(draw, job)
+    assert case
     late = int(4 * DEADLINE * SECOND)
     rank = next(one.rank for one in case.evidence if one.first or one.computes or one.longest)
     evidence = [replace(one, at=one.at + late, first=one.rank == rank) for one in case.evidence]
@@ -244,11 +251,10 @@ def _stuck_at_first(draw: random.Random, job: Job) -> Case:
     )
 
 
-def _saving(draw: random.Random, job: Job) -> Case | None:
+@_on_a_rank
+def _saving(draw: random.Random, job: Job, rank: int, program: list[Op]) -> Case | None:
     """A rank does for long what it may."""
-    rank = draw.randrange(job.world)
-    at = _somewhere(draw, job.programs[rank])
-    job.programs[rank] = insert(job.programs[rank], at, Op("loop"))
+    job.programs[rank] = insert(program, _somewhere(draw, program), Op("loop"))
     run = Standstill(job)
     case = _case("saving", draw, run, ["none"])
     evidence = [replace(one, patient=True, doing="saving") if one.rank == rank else one for one in case.evidence]

@@ -1,4 +1,5 @@
-"""Simulated steps as recordings have them; ranks record the same keys (``tests/dist/test_recording.py``)."""
+"""Simulated steps as recordings have them; ranks record the same keys
+(``tests/dist/test_recording.py``)."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ import polars as pl
 from plait.core.cluster.hardware import Cluster, Hosts
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
-from plait.diagnose.compare import table_of
-from plait.diagnose.recording import grid_of, with_axes
-from plait.diagnose.tables import SPAN_COLUMNS
+from plait.diagnose.measured.compare import table_of
+from plait.diagnose.measured.recording import grid_of, with_axes
+from plait.diagnose.measured.tables import SPAN_COLUMNS
 from plait.plan.make import make_plan
-from plait.plan.simulate import simulate_plan
+from plait.plan.search.simulate import simulate_plan
 from tests.support.drawn import Chance, drawn_plan
 
 STRATEGIES: dict[str, dict[str, Any]] = {

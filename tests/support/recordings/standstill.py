@@ -1,10 +1,10 @@
-"""A small simulator of ranks that run random programs over groups, with one planted fault, up to the moment
-at which a watchdog looks: what evidence it would find, and what is true.
+"""A small simulator of ranks that run random programs over groups, with one planted fault, up to
+the moment at which a watchdog looks: what evidence it would find, and what is true.
 
-A job is pp stages x dp replicas x tp ranks; a step is forward and backward of micro-batches with messages
-between stages, all-reduces inside tp groups, some of them asynchronous, then one over each dp group and one
-over all ranks. A collective is over once all members have begun it, if they live and their hosts are
-connected.
+A job is pp stages x dp replicas x tp ranks; a step is forward and backward of micro-batches with
+messages between stages, all-reduces inside tp groups, some of them asynchronous, then one over each
+dp group and one over all ranks. A collective is over once all members have begun it, if they live
+and their hosts are connected.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ KEPT = 4
 
 @dataclass(frozen=True)
 class Op:
-    """What a rank does: ``compute`` for seconds, ``begin`` a call, ``wait`` for one begun (by its place in
-    the program), or one of the faults ``die``, ``stop``, ``loop``, ``hold``."""
+    """What a rank does: ``compute`` for seconds, ``begin`` a call, ``wait`` for one begun (by its
+    place in the program), or one of the faults ``die``, ``stop``, ``loop``, ``hold``."""
 
     do: str
     seconds: float = 0.0
@@ -232,8 +232,8 @@ class Standstill:
             self._later(0.001, ("complete", after))
 
     def evidence(self, draw: random.Random, after: float = 1.2) -> list[Evidence]:
-        """What a watchdog finds that looks once the deadline is over, or several; each host has a clock of
-        its own."""
+        """What a watchdog finds that looks once the deadline is over, or several; each host has a
+        clock of its own."""
         now = self.until if self.until < 1e9 else self.now + after * DEADLINE
         zero = {host: draw.uniform(100.0, 1e6) for host in range(self.job.world)}
         return [self._evidence(number, now, zero[self.job.host(number)]) for number in range(self.job.world)]

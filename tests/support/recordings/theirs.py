@@ -1,4 +1,5 @@
-"""Recordings as other tools write them, made up: the profiler's traces, the flight recorder's dumps."""
+"""Recordings as other tools write them, made up: the profiler's traces, the flight recorder's
+dumps."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from typing import Any
 import polars as pl
 
 from plait.core.runs.evidence import Verdict, read_hang
-from plait.diagnose.importing import Imported, import_traces
-from plait.diagnose.reading import read_run
-from plait.diagnose.recording import Recording
+from plait.diagnose.measured.importing import Imported, import_traces
+from plait.diagnose.measured.reading import read_run
+from plait.diagnose.measured.recording import Recording
 
 Event = dict[str, Any]
 REDUCE_SCATTER = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevComm*)"
@@ -53,8 +54,9 @@ def trace(events: list[Event], rank: int | None = None, world: int = 4, **more: 
 
 
 def kineto(rank: int, *, slow: float = 1.0, late: float = 0.0, name: str = REDUCE_SCATTER) -> dict[str, Any]:
-    """Ten steps of 1 ms: two kernels, then a reduce-scatter, of which the second kernel hides a part. slow:
-    times that the first kernel takes. late: microseconds by which a step's first kernel is launched late."""
+    """Ten steps of 1 ms: two kernels, then a reduce-scatter, of which the second kernel hides a
+    part. slow: times that the first kernel takes. late: microseconds by which a step's first kernel
+    is launched late."""
     events: list[Event] = [{"ph": "M", "name": "process_name", "args": {}}, {"ph": "X", "name": "untimed"}]
     for step in range(10):
         at = 1000.0 * step
@@ -90,7 +92,8 @@ def entry(seq: int, start: int, end: int | None, **more: Any) -> dict[str, Any]:
 
 
 def waiting(seq: int, start: int, **more: Any) -> dict[str, Any]:
-    """An entry that has not ended, as dumps without timing write it: 0 for all times that are not known."""
+    """An entry that has not ended, as dumps without timing write it: 0 for all times that are not
+    known."""
     zero = {"time_discovered_started_ns": 0, "time_discovered_completed_ns": 0}
     return entry(seq, start, 0, state="scheduled", retired=False, **zero) | more
 

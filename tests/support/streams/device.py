@@ -1,5 +1,5 @@
-"""A device with virtual streams behind the interface that a GPU has: the runtime runs on the CPU, and what it
-would submit to a GPU is put in order as a GPU would."""
+"""A device with virtual streams behind the interface that a GPU has: the runtime runs on the CPU,
+and what it would submit to a GPU is put in order as a GPU would."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class VirtualDevice(RankDevice):
         return cast("Fork", Forked(self.order.event(), self.order.known()))
 
     @contextmanager
-    def aside(self, after: Fork) -> Generator[None]:
+    def side_stream(self, after: Fork) -> Generator[None]:
         forked = cast("Forked", after)
         if not hasattr(self._threads, "stream"):
             self._threads.stream = self.order.stream(threading.current_thread().name)
@@ -123,9 +123,9 @@ class VirtualDevice(RankDevice):
     def upload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [_copied(tensor) for tensor in tensors]
 
-    def beside(self, tensor: Tensor) -> Tensor:
+    def host_buffer(self, tensor: Tensor) -> Tensor:
         with unwatched():
-            found = super().beside(tensor)
+            found = super().host_buffer(tensor)
         self.host.add(found)
         return found
 

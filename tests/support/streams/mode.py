@@ -21,8 +21,8 @@ READING = {"tolist", "numpy", "cpu"}
 class Operators(TorchDispatchMode):
     """Tells an order of every operator that the thread calls.
 
-    Tensors in host memory are nobody's stream's: those that were said to be (``Host``), and what is made of
-    them alone.
+    Tensors in host memory are nobody's stream's: those that were said to be (``Host``), and what is
+    made of them alone.
     """
 
     def __init__(self, order: Order, host: Host) -> None:
@@ -68,7 +68,8 @@ class Operators(TorchDispatchMode):
 
 @cache
 def _about(func: Any) -> tuple[str, bool, dict[str, int], frozenset[int]]:
-    """An operator's name, whether the host waits for it, and by number its arguments, and those it writes."""
+    """An operator's name, whether the host waits for it, and by number its arguments, and those it
+    writes."""
     name, arguments = str(func).removesuffix(".default"), func._schema.arguments
     written = {at for at, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write}
     names = {each.name: at for at, each in enumerate(arguments)}

@@ -1,9 +1,9 @@
-"""A backend of torch.distributed's that moves data with gloo and keeps NCCL's rules: collectives of a group
-run on a stream of the group's own, messages of two ranks on one of theirs, after what the caller's stream had
-to do; ``wait`` makes the stream wait on which it is called, not the host.
+"""A backend of torch.distributed's that moves data with gloo and keeps NCCL's rules: collectives of
+a group run on a stream of the group's own, messages of two ranks on one of theirs, after what the
+caller's stream had to do; ``wait`` makes the stream wait on which it is called, not the host.
 
-No tensor is kept until somebody waits (torch keeps them for asynchronous collectives until the first wait,
-whoever waits): whoever starts a collective keeps its buffers.
+No tensor is kept until somebody waits (torch keeps them for asynchronous collectives until the
+first wait, whoever waits): whoever starts a collective keeps its buffers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def unwatched() -> Any:
 
 
 class Call(NamedTuple):
-    """What a rank asked a communicator for. communicator: its ranks, which of their groups it is, and the two
-    ranks of messages. what: the kind and its size, the same on all of its ranks. stream, at: where it runs
-    here; before: what is over when it begins; thread: who asked."""
+    """What a rank asked a communicator for. communicator: its ranks, which of their groups it is,
+    and the two ranks of messages. what: the kind and its size, the same on all of its ranks.
+    stream, at: where it runs here; before: what is over when it begins; thread: who asked."""
 
     communicator: str
     what: str

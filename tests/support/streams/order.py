@@ -1,13 +1,15 @@
 """What a GPU's streams put in order, found out on a CPU.
 
-A stream does what is submitted to it one after the other; what two streams do is in order only where one
-waits for an event of the other, or where the host waited for one and submitted to the other later. Each
-stream has a vector clock: for every stream, up to which of its operations this one has waited. Two accesses
-to the same bytes, one of them a write, must be in order; whatever the CPU did, by luck, does not count.
+A stream does what is submitted to it one after the other; what two streams do is in order only
+where one waits for an event of the other, or where the host waited for one and submitted to the
+other later. Each stream has a vector clock: for every stream, up to which of its operations this
+one has waited. Two accesses to the same bytes, one of them a write, must be in order; whatever the
+CPU did, by luck, does not count.
 
-Memory comes from a caching allocator, as torch's does: a block belongs to the stream on which it was
-allocated, and as soon as nobody holds it the next owner on that stream may write to it, though other streams
-are still reading. So allocating is a write by that stream, and freeing one by whoever comes next.
+Memory comes from a caching allocator, as torch's does: a block belongs to the stream on which it
+was allocated, and as soon as nobody holds it the next owner on that stream may write to it, though
+other streams are still reading. So allocating is a write by that stream, and freeing one by whoever
+comes next.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class Done(NamedTuple):
 
 @dataclass
 class _Stored:
-    """A block of memory. owner: the stream that allocated it. last: of every range of bytes, the last
-    operation of every stream, reading (False) and writing. kept: streams whose work keeps it (record_stream).
+    """A block of memory. owner: the stream that allocated it. last: of every range of bytes, the
+    last operation of every stream, reading (False) and writing. kept: streams whose work keeps it
+    (record_stream).
     """
 
     owner: int
@@ -55,7 +58,8 @@ class _Thread(threading.local):
 
 
 class Order:
-    """One device's streams. races: what is not in order, a sentence each. waits: what made the host wait."""
+    """One device's streams. races: what is not in order, a sentence each. waits: what made the host
+    wait."""
 
     def __init__(self) -> None:
         self.names = ["main"]
@@ -112,8 +116,8 @@ class Order:
         return all(self._thread.known.get(stream, 0) >= at for stream, at in event.items())
 
     def learn(self, event: Clock, why: str = "") -> None:
-        """The calling thread has waited for it, or was told by one that has. why: what made the host wait, if
-        it stood still."""
+        """The calling thread has waited for it, or was told by one that has. why: what made the
+        host wait, if it stood still."""
         with self._lock:
             _join(self._thread.known, event)
             if why:
@@ -156,8 +160,8 @@ class Order:
             self._find(tensor, self.current)
 
     def record_stream(self, tensor: Tensor, stream: int) -> None:
-        """As torch's: the tensor's memory gets no new owner before what the stream has to do by the time when
-        it is freed is done."""
+        """As torch's: the tensor's memory gets no new owner before what the stream has to do by the
+        time when it is freed is done."""
         with self._lock:
             self._find(tensor, MAIN).kept.add(stream)
 
@@ -201,7 +205,8 @@ class Order:
             )
 
     def _next_owner(self, stream: int) -> None:
-        """What is allocated on a stream may take a block that was freed there, and is written to at once."""
+        """What is allocated on a stream may take a block that was freed there, and is written to at
+        once."""
         known = dict(self._clocks[stream])
         _join(known, self._thread.known)
         for done in self._free.pop(stream, ()):

@@ -1,9 +1,10 @@
 """NCCL's rules, over what all ranks asked their communicators for.
 
-Its kernels wait on the device for those of the other ranks. So the ranks of a communicator must ask it for
-the same things in the same order; and no circle may be left in which every rank's kernel waits for one that
-another rank will only start later. What comes after what on a rank: an operation after everything that it
-waits for, and after what the same thread asked for before it, which may share a hardware queue with it.
+Its kernels wait on the device for those of the other ranks. So the ranks of a communicator must ask
+it for the same things in the same order; and no circle may be left in which every rank's kernel
+waits for one that another rank will only start later. What comes after what on a rank: an operation
+after everything that it waits for, and after what the same thread asked for before it, which may
+share a hardware queue with it.
 """
 
 from __future__ import annotations

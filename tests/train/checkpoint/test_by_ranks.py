@@ -1,4 +1,5 @@
-"""What several ranks save and load together; ranks as threads. Deaths of ranks are in ``tests/dist``."""
+"""What several ranks save and load together; ranks as threads. Deaths of ranks are in
+``tests/dist``."""
 
 from __future__ import annotations
 
@@ -15,10 +16,9 @@ import torch
 from plait.core.base.errors import CheckpointError
 from plait.core.model.spec import ModelSpec
 from plait.train.checkpoint import checkpoints as module
-from plait.train.checkpoint import readers
-from plait.train.checkpoint.checkpoints import Checkpoints
+from plait.train.checkpoint import ranges
+from plait.train.checkpoint.checkpoints import Checkpoints, Peers
 from plait.train.checkpoint.memory import MemoryCheckpoints
-from plait.train.checkpoint.peers import Peers
 from plait.train.comm import world
 from tests.dist import checkpointing
 from tests.dist.checkpointing import GPT, LLAMA, build, tensors_of
@@ -32,13 +32,14 @@ def _groups() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("chunk", [readers.CHUNK, 64])
+@pytest.mark.parametrize("chunk", [ranges.CHUNK, 64])
 @pytest.mark.parametrize("spec", [LLAMA, GPT], ids=["llama", "gpt"])
 def test_loads_bit_for_bit_at_every_degree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: ModelSpec, chunk: int
 ) -> None:
-    """Key and value heads that two ranks hold, a rank without a word; tensors one by one and at once."""
-    monkeypatch.setattr(readers, "CHUNK", chunk)
+    """Key and value heads that two ranks hold, a rank without a word; tensors one by one and at
+    once."""
+    monkeypatch.setattr(ranges, "CHUNK", chunk)
     for saved in (2, 4):
         threads(saved).run(checkpointing.save, tmp_path, spec, saved, saved, saved)
         for tp in (1, 2, 4):
@@ -138,7 +139,7 @@ def test_an_error_of_one_rank_is_that_of_all(name: str, culprit: int) -> None:
             return rank
 
         with pytest.raises(kinds, match=words) as told:
-            Peers(world.new_group()).agree(work)
+            Peers(world.new_group()).run_on_all(work)
         if name == "system":
             assert (told.value.errno, told.value.filename) == (errno.ENOSPC, "file")  # type: ignore[union-attr]
 
@@ -149,8 +150,8 @@ def test_only_the_first_rank_leads() -> None:
     def lead(rank: int) -> tuple[Any, list[Any]]:
         peers = Peers(world.new_group())
         with pytest.raises(OSError, match="no disk"):
-            peers.lead(lambda: (_ for _ in ()).throw(OSError("no disk")))
-        return peers.lead(lambda: {"of": rank}), peers.agree(lambda: rank * 2)
+            peers.run_on_first(lambda: (_ for _ in ()).throw(OSError("no disk")))
+        return peers.run_on_first(lambda: {"of": rank}), peers.run_on_all(lambda: rank * 2)
 
     assert threads(3).run(lead) == [({"of": 0}, [0, 2, 4])] * 3
 

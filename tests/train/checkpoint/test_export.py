@@ -1,4 +1,5 @@
-"""Exported folders, read by transformers: equal logits, equal token ids, or one clear refusal beforehand."""
+"""Exported folders, read by transformers: equal logits, equal token ids, or one clear refusal
+beforehand."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import CheckpointError, JobError, LaunchError
 from plait.train.checkpoint.export import export_run, tokenizer_files
-from plait.train.checkpoint.manifest import file_of
+from plait.train.checkpoint.folder import file_of
 from plait.train.comm.wire import NullWire
 from plait.train.data.tokenizer import ByteTokenizer, load_tokenizer
 from plait.train.model.transformer import Transformer

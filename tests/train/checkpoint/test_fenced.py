@@ -1,4 +1,5 @@
-"""Checkpoints and metrics of an attempt that was given up and goes on all the same: none of it is seen."""
+"""Checkpoints and metrics of an attempt that was given up and goes on all the same: none of it is
+seen."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from plait.core.base.errors import RunLost
-from plait.core.runs.epoch import Epoch
-from plait.core.runs.missing import Missing
+from plait.core.runs.attempts import Epoch
+from plait.core.runs.progress import Missing
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.folder import CheckpointFolder, Keep
 from plait.train.record.metrics import MetricsFile
@@ -35,7 +36,7 @@ def test_a_checkpoint_of_an_attempt_that_is_over_is_refused(run: Path) -> None:
         old.save(2, {}, {"by": "old"}, wait=True)
     new.save(2, {}, {"by": "new"}, wait=True)
     with pytest.raises(RunLost):
-        old.pass_over(2)
+        old.mark_not_finite(2)
     assert names(run) == ["step-00000001", "step-00000002"]
     restored = new.restore({})
     assert restored and (restored.step, restored.state["by"]) == (2, "new")
@@ -71,7 +72,8 @@ def test_whenever_it_was_stopped_what_it_does_later_leaves_no_checkpoint(run: Pa
 def test_one_that_has_compared_its_word_already_finds_nothing_to_give_a_name(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped between the comparison and the renaming, the only moment that no comparison covers."""
+    """Stopped between the comparison and the renaming, the only moment that no comparison
+    covers."""
     old = CheckpointFolder(run / "checkpoints", Epoch.begin(run))
     old.open()
     old.begin(2, 0)
@@ -98,7 +100,7 @@ def test_its_metrics_are_refused(run: Path) -> None:
     old.add({"step": 1})
     Epoch.begin(run)
     new = MetricsFile(run, Missing("metrics.jsonl"))
-    new.forget_after(0)
+    new.remove_after(0)
     new.add({"step": 1, "by": "new"})
     with pytest.raises(RunLost):
         old.add({"step": 2})

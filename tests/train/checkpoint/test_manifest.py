@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plait.core.reshard.layouts import Box
-from plait.train.checkpoint.manifest import Manifest, OlderFormatError, Stored, file_of, name_in_file
+from plait.train.checkpoint.folder import Manifest, OlderFormatError, Stored, file_of, name_in_file
 
 ONE, OTHER = file_of(0), file_of(123456)
 MANIFEST = Manifest(
@@ -90,7 +90,7 @@ def test_a_state_need_not_count_what_was_skipped() -> None:
 @pytest.mark.parametrize(
     ("number", "says"),
     [
-        (1, "written by an older Plait, whose checkpoints hold a pickle.*train.init_from"),
+        (1, "it has format 1,.*an older Plait, holds a pickle.*train.init_from"),
         (3, "it has format 3, and this version reads format 2"),
         ("2", "it has format '2'"),
         (None, "it has format None"),

@@ -20,8 +20,7 @@ from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
 from plait.core.record.timeline import Span, Timeline
 from plait.train.checkpoint.export import export_run
-from plait.train.checkpoint.folder import measure
-from plait.train.checkpoint.manifest import file_of
+from plait.train.checkpoint.folder import file_of, measure
 from plait.train.checkpoint.whole import load_whole
 from plait.train.data.corpus import Index
 from plait.train.data.tokenizer import load_tokenizer
@@ -97,7 +96,8 @@ def test_tensors_under_a_checksum_that_fits(trap: Trap, saved: bool) -> None:
 
 
 def write_older_format(folder: Path, payload: bytes) -> None:
-    """A checkpoint as torch.distributed.checkpoint left it, under a manifest whose checksums fit."""
+    """A checkpoint as torch.distributed.checkpoint left it, under a manifest whose checksums
+    fit."""
     for file in folder.iterdir():
         file.unlink()
     (folder / ".metadata").write_bytes(payload)
@@ -110,7 +110,7 @@ def write_older_format(folder: Path, payload: bytes) -> None:
 
 def test_a_checkpoint_of_the_older_format(trap: Trap, tmp_path: Path) -> None:
     write_older_format(trap.step(2), trap.payload)
-    says = r"manifest\.json: it was written by an older Plait, whose checkpoints hold a pickle"
+    says = r"manifest\.json: it has format 1, .*older Plait, holds a pickle"
     with pytest.raises(CheckpointError, match=says):
         load_whole(trap.run, 2)
     write_older_format(trap.step(1), trap.payload)
@@ -122,27 +122,6 @@ def test_a_checkpoint_of_the_older_format(trap: Trap, tmp_path: Path) -> None:
 def test_a_pickle_beside_the_files_of_a_checkpoint(trap: Trap) -> None:
     (trap.step(2) / ".metadata").write_bytes(trap.payload)
     assert load_whole(trap.run).step == 2
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda body: body["files"].update({"../../../secret": [1, 1]}),
-        lambda body: next(iter(body["tensors"].values()))[2].append(["rank-00009.safetensors", [0], [1]]),
-        lambda body: next(iter(body["tensors"].values()))[2][0].__setitem__(1, [-1]),
-        lambda body: next(iter(body["tensors"].values()))[2][0].__setitem__(2, [10**9]),
-        lambda body: body.update(tensors=[]),
-        lambda body: body.update(state=None),
-        lambda body: body.pop("serial"),
-        lambda body: body.update(files={file_of(0): "many"}),
-    ],
-    ids=["a way out", "no such file", "before", "beyond", "no table", "no state", "no serial", "no number"],
-)
-def test_a_manifest_that_makes_no_sense(trap: Trap, change: Callable[[dict[str, Any]], Any]) -> None:
-    change_manifest(trap.step(2), change)
-    whole = load_whole(trap.run)
-    assert whole.step == 1
-    assert "manifest.json: damaged" in whole.warnings[0]
 
 
 def test_entries_that_are_not_what_the_file_holds(trap: Trap) -> None:

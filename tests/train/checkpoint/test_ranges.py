@@ -1,4 +1,5 @@
-"""Ranges written under some degrees and read under any others, every rank of both worlds in this process."""
+"""Ranges written under some degrees and read under any others, every rank of both worlds in this
+process."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.stages import split_layers
-from plait.train.checkpoint.manifest import Manifest, Stored, file_of
-from plait.train.checkpoint.ranges import Range, assign, described, ranges_of, read_ranges, write_ranges
+from plait.train.checkpoint.folder import Manifest, Stored, file_of
+from plait.train.checkpoint.ranges import Range, assign_writers, describe_held, ranges_of, read_ranges, write_ranges
 from plait.train.model.transformer import ModelCut, Transformer
 from plait.train.model.units import ShardBox
 
@@ -31,7 +32,8 @@ GPT = ModelSpec(family="gpt", num_layers=2, hidden=12, num_heads=6, vocab=5, max
 
 
 class World(NamedTuple):
-    """pp stages of tp ranks; ``replicas`` ranks hold each share, and its optimizer is cut over ``optim``."""
+    """pp stages of tp ranks; ``replicas`` ranks hold each share, and its optimizer is cut over
+    ``optim``."""
 
     pp: int
     tp: int
@@ -73,7 +75,7 @@ def logical(key: str, shape: tuple[int, ...], salt: int | None) -> Tensor:
 def write(folder: Path, world: list[list[Range]]) -> dict[str, Stored]:
     """Every rank's share; the entries as a manifest gives them back."""
     folder.mkdir()
-    plans = [assign(json.loads(json.dumps([described(one) for one in world]))) for _ in world]
+    plans = [assign_writers(json.loads(json.dumps([describe_held(one) for one in world]))) for _ in world]
     assert all(plan == plans[0] for plan in plans)
     names = [write_ranges(folder, rank, one, plans[0].tensors) for rank, one in enumerate(world)]
     files = {name: ((folder / name).stat().st_size, 0) for name in names if name}
@@ -127,9 +129,9 @@ def test_replicas_share_the_writing(tmp_path: Path) -> None:
 
 
 def test_ranges_that_leave_a_gap_are_a_bug() -> None:
-    world = [described(ranges(held, salt=1)) for held in World(1, 2, 1, 1).held(LLAMA)]
+    world = [describe_held(ranges(held, salt=1)) for held in World(1, 2, 1, 1).held(LLAMA)]
     with pytest.raises(AssertionError, match="leave gaps, or overlap"):
-        assign(world[:1])
+        assign_writers(world[:1])
 
 
 def test_a_file_that_another_has_cut_short(tmp_path: Path) -> None:

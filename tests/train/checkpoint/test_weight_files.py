@@ -26,6 +26,12 @@ from tests.train.checkpoint.weights import (
     write_shards,
 )
 
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 11,
+    "max_position_embeddings": 8, "intermediate_size": 12, "num_key_value_heads": 1, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("spec", [LLAMA, TIED, GPT], ids=["llama", "tied", "gpt"])
 def test_whole_folders_are_taken(tmp_path: Path, spec: ModelSpec) -> None:
@@ -52,7 +58,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
 def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
     tensors = numbers(LLAMA)
     write(tmp_path / "model.safetensors", tensors | {Q.removeprefix("model."): tensors[Q]})
-    assert "stands twice" in refused(tmp_path)
+    assert "occurs twice" in refused(tmp_path)
 
 
 def test_a_tensor_that_the_index_does_not_name_is_refused(tmp_path: Path) -> None:
@@ -118,11 +124,7 @@ def test_a_head_that_differs_from_the_embedding_is_refused_and_the_advice_works(
 
 def test_without_a_head_the_advice_works(tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", numbers(TIED))
-    (tmp_path / "config.json").write_text(json.dumps({
-        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 11,
-        "max_position_embeddings": 8, "intermediate_size": 12, "num_key_value_heads": 1, "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-    }))  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert "needs model.tied_embeddings = true" in refused(tmp_path, LLAMA)
     check_weights(tmp_path, TIED)
 
@@ -197,13 +199,6 @@ def test_a_head_of_another_shape_or_of_whole_numbers_differs_from_the_embedding(
     assert "differs from" in refused(tmp_path, TIED)
     write(tmp_path / "model.safetensors", tensors | {HEAD: tensors[EMBEDDING].astype("<i4")}, {HEAD: "I32"})
     assert "differs from" in refused(tmp_path, TIED)
-
-
-CONFIG = {
-    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 11,
-    "max_position_embeddings": 8, "intermediate_size": 12, "num_key_value_heads": 1, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import pytest
 from plait.core.base.errors import CheckpointError
 from plait.core.model.families import PREFIX
 from plait.core.model.spec import ModelSpec
-from plait.train.checkpoint.weight_files import check_weights
-from plait.train.checkpoint.weight_names import shapes
+from plait.train.checkpoint.weight_files import check_weights, shapes
 
 SHAPE: dict[str, Any] = {"num_layers": 2, "hidden": 8, "num_heads": 2, "vocab": 11, "max_sequence": 8}
 

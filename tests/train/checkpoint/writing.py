@@ -1,4 +1,5 @@
-"""Run folders as training leaves them, without training: a plan, and checkpoints of random weights."""
+"""Run folders as training leaves them, without training: a plan, and checkpoints of random
+weights."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def write_run(
     steps: tuple[int, ...],
     init_from: str | None = None,
 ) -> dict[int, Transformer]:
-    """A run with a checkpoint after each of ``steps``; the models that they hold. init_from: what its job
-    names."""
+    """A run with a checkpoint after each of ``steps``; the models that they hold. init_from: what
+    its job names."""
     job = Job.from_dict(
         {
             "model": model,

@@ -11,7 +11,8 @@ from plait.train.machine.device import RankDevice
 
 
 class Queue:
-    """A device that has come as far as it is told. joined: what the waiting thread's work was put behind."""
+    """A device that has come as far as it is told. joined: what the waiting thread's work was put
+    behind."""
 
     def __init__(self) -> None:
         self.there, self.joined = False, list[Any]()

@@ -1,5 +1,5 @@
-"""Plans of resharding, carried out by ranks that are threads: every tile is its part of the tensor, whatever
-the layouts. More in ``tests/dist``."""
+"""Plans of resharding, carried out by ranks that are threads: every tile is its part of the tensor,
+whatever the layouts. More in ``tests/dist``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from plait.core.reshard.layouts import Reshard, TensorLayout
 from plait.core.reshard.plan import WAYS
-from plait.plan.reshard import Fabric, even_hosts, plan_reshard
+from plait.plan.reshard.boundary import Fabric, even_hosts, plan_reshard
 from plait.train.comm import lanes as lanes_module
 from plait.train.comm.lanes import Lane
 from plait.train.machine.device import RankDevice
@@ -61,7 +61,7 @@ def test_what_is_not_the_plan_is_refused() -> None:
 
 def test_ranks_with_different_plans_are_told() -> None:
     assert set(threads(4).run(resharding.disagree)) == {
-        "Ranks [1] have another resharding plan than rank 0. Make it from equal arguments."
+        "Ranks [1] have a different reshard plan than rank 0. Use equal arguments on all ranks."
     }
 
 

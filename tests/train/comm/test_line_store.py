@@ -24,7 +24,7 @@ class Line:
     def __init__(self) -> None:
         self.store, self.numbers, self.given = RunStore(), count(1), list[float | None]()
 
-    def tell_store(
+    def call_store(
         self, verb: StoreVerb, keys: Sequence[str], values: Sequence[str] = (), *, amount: int = 0,
         seconds: float | None = None,
     ) -> StoreAnswer | None:  # fmt: skip

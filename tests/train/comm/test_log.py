@@ -19,7 +19,7 @@ from plait.train.comm.flight import WATCHED, LoggedWire
 from plait.train.machine.device import AsyncWork, Mark, RankDevice
 from plait.train.record.recorder import Recorder
 
-FORWARD = SegmentOp("mlp", 0, Kind.FIRST, 0)
+FORWARD = SegmentOp("mlp", 0, Kind.COLUMN_FORWARD, 0)
 CPU = torch.device("cpu")
 
 
@@ -56,7 +56,8 @@ class Wire:
 
 
 class Late(RankDevice):
-    """Marks are numbers until they are read; as a GPU's, which are reached later than they are made."""
+    """Marks are numbers until they are read; as a GPU's, which are reached later than they are
+    made."""
 
     timed_by_host = False
 
@@ -206,7 +207,7 @@ def test_what_a_thread_does_for_another_is_named_after_it() -> None:
     def start() -> None:
         logged.start("all_reduce", torch.zeros(4), torch.zeros(4))
 
-    recorder.handed(recorder.ring.name("gather attn0"), start, step=7)()
+    recorder.recorded_job(recorder.ring.name("gather attn0"), start, step=7)()
     start()
     _, inner, outer = written(recorder)
     assert (inner.step, inner.name.text) == (7, "gather attn0 tp") and (outer.step, outer.name.text) == (0, "tp")
@@ -303,8 +304,8 @@ def test_messages_of_a_device_are_timed_by_its_marks() -> None:
 
 
 def test_a_look_sees_what_a_device_has_reached_in_the_midst_of_a_step() -> None:
-    """Else a step that takes long would look like a collective that hangs; two looks, one timeline of the
-    group."""
+    """Else a step that takes long would look like a collective that hangs; two looks, one timeline
+    of the group."""
     recorder = Recorder(Late())
     _, logged = opened(recorder)
     tensor = torch.zeros(4)

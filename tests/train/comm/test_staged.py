@@ -1,4 +1,5 @@
-"""Collectives and messages that go over the host's memory; ranks as threads. On a GPU: ``tests/gpu``."""
+"""Collectives and messages that go over the host's memory; ranks as threads. On a GPU:
+``tests/gpu``."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ def test_messages_of_two_ranks_come_in_one_order_whatever_their_tags() -> None:
 
 
 def test_messages_of_other_ranks_wait_for_nobody_else() -> None:
-    """Rank 0 speaks with rank 2 while it waits for rank 1, which waits for what rank 2 says afterwards."""
+    """Rank 0 speaks with rank 2 while it waits for rank 1, which waits for what rank 2 says
+    afterwards."""
 
     def come(group: StagedGroup, of: int) -> Tensor:
         found = torch.zeros(4)

@@ -1,4 +1,5 @@
-"""The tree over all ranks: everybody once, few neighbours, small depth, neighbours stay together."""
+"""The tree over all ranks: everybody once, few neighbours, small depth, neighbours stay
+together."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def test_neighbours_are_as_few_in_any_world_and_the_way_is_short(size: int, dept
 
 
 RANKS = [1, 2, 4, 10]
-"""Alone, few, and so many that one of them has children of its own, with and without a fan of two."""
+"""Alone, few, and so many that one of them has children of its own, with and without a fan of
+two."""
 
 
 @pytest.mark.parametrize("fan", [2, FAN])
@@ -91,7 +93,7 @@ def test_ranks_meet_when_the_last_has_come(last: int) -> None:
                 others.acquire()
         come.append(rank)
         others.release()
-        tree.meet()
+        tree.barrier()
         here.append(len(come))
 
     threads(10).run(work)

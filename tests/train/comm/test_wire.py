@@ -100,9 +100,9 @@ def gloo(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 6)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", HashStore)
     monkeypatch.setattr(module, "gloo_interface", lambda: "eth7")
-    monkeypatch.setattr(module, "patience", lambda: timedelta(seconds=9))
+    monkeypatch.setattr(module, "world_timeout", lambda: timedelta(seconds=9))
     monkeypatch.setattr(module, "running", lambda: next(threads))
-    monkeypatch.setattr(module, "serve_first", first.append)
+    monkeypatch.setattr(module, "prioritize", first.append)
     return first
 
 

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from plait.core.base.env import RankEnv
 from plait.core.base.errors import JobError, LaunchError, RankFailure
 from plait.core.job.settings import RunSection
-from plait.train.comm import world
+from plait.train.comm import tree, world
 from plait.train.machine.control import Control
 from tests.support.lab import wait_until
 from tests.support.ports import own_port
@@ -42,7 +42,7 @@ def agreed(gpus: list[str | None]) -> tuple[list[bool], int]:
     stores = [Counted(store) for _ in gpus]
     with ThreadPoolExecutor(len(gpus)) as pool:
         found = list(
-            pool.map(lambda one: world.all_have_one(one[0], len(gpus), one[1]), zip(stores, gpus, strict=True))
+            pool.map(lambda one: world.each_has_own_gpu(one[0], len(gpus), one[1]), zip(stores, gpus, strict=True))
         )  # type: ignore[arg-type]
     return found, max(one.asked for one in stores)
 
@@ -67,11 +67,11 @@ def test_the_store_is_asked_as_little_by_many_ranks_as_by_two() -> None:
 
 
 def test_the_world_is_not_bound_to_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ``device_id`` NCCL's messages share one communicator, on which lanes of both directions would wait
-    for each other."""
+    """With ``device_id`` NCCL's messages share one communicator, on which lanes of both directions
+    would wait for each other."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: given.update(more, backend=backend))
-    monkeypatch.setattr(world, "Tree", lambda: SimpleNamespace(meet=lambda: None))
+    monkeypatch.setattr(world, "Tree", lambda: SimpleNamespace(barrier=lambda: None))
     store = SimpleNamespace(set_timeout=lambda limit: None)
     world.join_world(RankEnv(rank=1, world_size=2, local_world_size=1), store, "cpu:gloo,cuda:nccl", 5.0)  # type: ignore[arg-type]
     assert given["backend"] == "cpu:gloo,cuda:nccl" and "device_id" not in given
@@ -97,10 +97,10 @@ def test_what_computation_waits_for_goes_first_and_lanes_take_little(monkeypatch
 
 def test_groups_of_equal_ranks_have_names_of_their_own() -> None:
     """The same on all of their ranks, however many other groups each of them has opened."""
-    names = [world.group_name([2, 3]), world.group_name([5]), world.group_name([2, 3])]
+    names = [tree.group_name([2, 3]), tree.group_name([5]), tree.group_name([2, 3])]
     assert len(set(names)) == 3
     assert names[0].rpartition("/")[0] == names[2].rpartition("/")[0]
-    assert len(world.group_name(range(16384))) < 40
+    assert len(tree.group_name(range(16384))) < 40
 
 
 def test_what_the_first_rank_does_may_take_longer_than_any_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_what_the_first_rank_does_may_take_longer_than_any_timeout(monkeypatch: 
 
     def run(rank: int) -> list[str]:
         ranks.rank = rank
-        world.first_does(prepare, "corpus")
+        world.run_on_rank_zero(prepare, "corpus")
         return list(told)
 
     with ThreadPoolExecutor(3) as pool:
@@ -126,8 +126,8 @@ def test_what_the_first_rank_does_may_take_longer_than_any_timeout(monkeypatch: 
 
 
 class Joining:
-    """What a rank that joins asks of its machine and of others. gpu: its own; agree: whether every rank has
-    one; granted: whether a cluster manager gave it GPUs."""
+    """What a rank that joins asks of its machine and of others. gpu: its own; agree: whether every
+    rank has one; granted: whether a cluster manager gave it GPUs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gpu: int | None = None
@@ -157,10 +157,10 @@ class Joining:
         monkeypatch.setattr(world, "gpu_name", lambda gpu: f"gpu {gpu}")
         monkeypatch.setattr(world, "gpu_address", lambda gpu: "")
         monkeypatch.setattr(world, "device_of", device_of)
-        monkeypatch.setattr(world, "all_have_one", all_have_one)
+        monkeypatch.setattr(world, "each_has_own_gpu", all_have_one)
         monkeypatch.setattr(world, "granted_gpus", lambda: self.granted)
         monkeypatch.setattr(
-            world, "take_cores", lambda place, ranks, threads: self.cores.append((place, ranks, threads))
+            world, "pin_cores", lambda place, ranks, threads: self.cores.append((place, ranks, threads))
         )
         monkeypatch.setattr(world, "open_store", lambda rank, timeout: ("store", timeout))
         monkeypatch.setattr(world, "LineStore", lambda control, seconds: ("line", control, seconds))
@@ -189,7 +189,7 @@ def test_a_rank_takes_its_cores_meets_the_others_and_leaves_in_order(joining: Jo
     assert joining.joined == [(TWO, ("store", 7.0), "gloo", 7.0)]
     assert joining.devices == [(None, False)]
     assert joining.ended == 1 and device.backend == "gloo"
-    assert (joining.control.at, joining.control.patient) == ("meeting the other ranks", True)
+    assert (joining.control.activity, joining.control.patient) == ("meeting the other ranks", True)
     joining.join("cpu", store="met")
     assert joining.joined[1][1] == "met"
 
@@ -206,7 +206,7 @@ def test_one_rank_alone_meets_nobody(joining: Joining) -> None:
     joining.join(rank=RankEnv())
     assert not joining.joined and joining.ended == 0
     assert joining.cores == [(0, 1, 3)] and joining.asked == [("own", "auto", 0, True)]
-    assert joining.control.at == "starting"
+    assert joining.control.activity == "starting"
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
@@ -246,14 +246,16 @@ def test_a_shared_gpu_is_the_same_for_a_lab(joining: Joining) -> None:
     assert joining.asked[1] == ("own", "auto", 0, False)
 
 
-@pytest.mark.parametrize("words", world.IN_VAIN)
+@pytest.mark.parametrize("words", world.TIMEOUT_PHRASES)
 def test_who_waited_in_vain_says_while_what(joining: Joining, words: str) -> None:
     def train() -> None:
         with world.joined(TWO, RunSection(timeout=7.0), joining.control):
-            joining.control.doing("step 3")
+            joining.control.set_activity("step 3")
             raise RuntimeError(f"gloo: {words} 7000ms")
 
-    with pytest.raises(RankFailure, match=rf"rank 1 has waited 7 s \(run.timeout\) in vain .* while step 3: .*{words}"):
+    with pytest.raises(
+        RankFailure, match=rf"rank 1 timed out after 7 s \(run.timeout\) waiting .* while step 3: .*{words}"
+    ):
         train()
     assert joining.ended == 0  # which would wait
 
@@ -304,7 +306,9 @@ def test_a_port_that_cannot_be_used_is_one_sentence(monkeypatch: pytest.MonkeyPa
         raise error
 
     monkeypatch.setattr(world, "TCPStore", tcp)
-    with pytest.raises(LaunchError, match=r"rank 1 cannot use 127\.0\.0\.1:7 to meet the other ranks \(in use\); if"):
+    with pytest.raises(
+        LaunchError, match=r"rank 1 cannot open or reach the rendezvous store at 127\.0\.0\.1:7 \(in use\); if"
+    ):
         world.open_store(RankEnv(rank=1, world_size=2, master_port=7), 5.0)
 
 
@@ -334,7 +338,7 @@ def test_the_world_is_joined_with_one_timeout_and_met_at_once(
     monkeypatch.setattr(world, "stay_on_loopback", lambda: done.append("loopback"))
     monkeypatch.setattr(world, "connect_when_needed", lambda: done.append("when needed"))
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: done.append("init") or given.update(more))
-    monkeypatch.setattr(world, "Tree", lambda: SimpleNamespace(meet=lambda: done.append("meet")))
+    monkeypatch.setattr(world, "Tree", lambda: SimpleNamespace(barrier=lambda: done.append("meet")))
     store = SimpleNamespace(set_timeout=lambda limit: done.append(f"{limit.total_seconds():g} s"))
     world.join_world(RankEnv(rank=1, world_size=2, local_rank=0, local_world_size=local), store, "gloo", 5.0)  # type: ignore[arg-type]
     assert done == [*["loopback"] * loopback, "when needed", "8 s", "init", "meet"]
@@ -344,7 +348,7 @@ def test_the_world_is_joined_with_one_timeout_and_met_at_once(
 def test_without_a_world_the_first_rank_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
     done = list[int]()
-    world.first_does(lambda: done.append(1), "corpus")
+    world.run_on_rank_zero(lambda: done.append(1), "corpus")
     assert done == [1]
 
 
@@ -357,4 +361,4 @@ def test_a_store_that_is_gone_ends_the_wait_for_the_first_rank(monkeypatch: pyte
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", Gone)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     with pytest.raises(dist.DistStoreError, match="connection reset"):
-        world.first_does(lambda: None, "corpus")
+        world.run_on_rank_zero(lambda: None, "corpus")

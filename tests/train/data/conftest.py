@@ -17,8 +17,8 @@ from tests.train.data.preparing import BYTES, write
 
 @pytest.fixture(autouse=True)
 def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unit tests render chats and read tables without the processes that have limits (``test_rendering.py``
-    and ``test_tables.py`` try them)."""
+    """Unit tests render chats and read tables without the processes that have limits
+    (``test_rendering.py`` and ``test_tables.py`` try them)."""
     if request.node.get_closest_marker("system") is None:
         monkeypatch.setattr(tables, "table", tables.read)
         monkeypatch.setattr(Renderer, "rendered", lambda self, *given: self.template.rendered(*given))

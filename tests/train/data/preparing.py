@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from plait.train.data.corpus import Corpus, SplitName
+from plait.train.data.sequences import Batches, Sequences
 from plait.train.data.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -41,3 +42,8 @@ def snapshot(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file() and path.suffix != ".lock"
     }
+
+
+def take(batches: Batches, start: int, count: int) -> Sequences:
+    """Sequences ``start .. start + count`` of a stream."""
+    return batches.gather(batches.windows_of(np.arange(start, start + count)))

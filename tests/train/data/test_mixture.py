@@ -9,27 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError
+from plait.core.job.plan import RunSettings
 from plait.core.job.rampup import BatchSizes
 from plait.core.job.settings import SourceSection
 from plait.core.job.spec import Job
-from plait.train.data import mixture as module
-from plait.train.data.mixture import MOST, Mixture, Order, whole_weights
+from plait.train.data import stream as module
 from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.sets import prepare_corpus
-from plait.train.data.stream import Batches, Mixed, Stream, weights_of
-from tests.train.data.preparing import BYTES
+from plait.train.data.stream import MOST, Batches, Mixed, Mixture, Order, Stream, weights_of, whole_weights
+from tests.train.data.preparing import BYTES, take
 
 WEIGHTS = st.lists(
     st.one_of(st.integers(1, 9), st.floats(1e-4, 10), st.sampled_from([0.1, 0.7, 1e-6])), min_size=1, max_size=8
 )
 
 
-@given(weights=WEIGHTS, start=st.integers(0, 3000), count=st.integers(1, 400))
-@settings(max_examples=60, deadline=None)
+@given(weights=WEIGHTS, start=st.integers(0, 900), count=st.integers(1, 300))
 def test_every_prefix_has_its_shares(weights: list[float], start: int, count: int) -> None:
     """Within one sequence, at every number, and the same from wherever one begins."""
     whole = whole_weights(weights)
@@ -43,7 +42,6 @@ def test_every_prefix_has_its_shares(weights: list[float], start: int, count: in
 
 
 @given(weights=WEIGHTS)
-@settings(max_examples=100, deadline=None)
 def test_weights_are_exact_or_to_a_millionth(weights: list[float]) -> None:
     whole = whole_weights(weights)
     assert min(whole) >= 1 and sum(whole) <= MOST
@@ -65,7 +63,6 @@ def test_an_order_repeats_after_its_weights(monkeypatch: pytest.MonkeyPatch) -> 
     first=st.lists(st.integers(1, 5), min_size=2, max_size=2),
     cuts=st.lists(st.integers(1, 90), max_size=6),
 )
-@settings(max_examples=60, deadline=None)
 def test_each_source_goes_on_through_changes(
     phases: list[tuple[int, list[int]]], first: list[int], cuts: list[int]
 ) -> None:
@@ -96,7 +93,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Batches]:
         text = np.random.default_rng(seed).integers(32, 127, size, dtype=np.uint8).tobytes()
         (folder / "text.txt").write_bytes(text)
         corpus = prepare([folder / "text.txt"], BYTES, folder / "c", CorpusSettings(eval_fraction=0))
-        found.append(Batches(corpus, "train", sequence=8, batch=6, seed=4))
+        found.append(Batches(corpus, "train", sequence=8, seed=4))
     return found
 
 
@@ -112,7 +109,7 @@ def test_a_source_in_a_mixture_gives_its_own_stream(parts: list[Batches]) -> Non
     assert counts == [6000, 3000, 1000]
     tokens, targets, _ = both.take(977, 50)
     for row, (number, item) in enumerate(zip(sources[977:1027], items[977:1027], strict=True)):
-        alone = parts[both._order[number]].take(int(item), 1)
+        alone = take(parts[both._order[number]], int(item), 1)
         assert torch.equal(tokens[row : row + 1], alone[0]) and torch.equal(targets[row : row + 1], alone[1])
 
 
@@ -167,11 +164,12 @@ def texts(folder: Path, name: str, count: int) -> None:
 
 @pytest.mark.parametrize("stops", [[7], [3, 4, 5, 6, 7]])
 def test_sources_may_be_added_when_a_run_goes_on(tmp_path: Path, stops: list[int]) -> None:
-    """What was there goes on where it was; of what comes after, nothing depends on how often one stopped."""
+    """What was there goes on where it was; of what comes after, nothing depends on how often one
+    stopped."""
     for name in "abc":
         texts(tmp_path, name, 20)
     a, b, c = ({"path": name, "weight": 2} for name in "abc")
-    open_ = lambda *sources: Stream.open(job_of(tmp_path, list(sources)), tmp_path / "corpus")  # noqa: E731
+    open_ = lambda *sources: Stream.open(RunSettings.of(job_of(tmp_path, list(sources))), tmp_path / "corpus")  # noqa: E731
     prepare_corpus(job_of(tmp_path, [a, b, c]).data, tmp_path / "corpus", lambda text: None)
     stream, state, seen = open_(a, b), None, []
     for at, stop in zip([0, *stops], [*stops, 14], strict=True):
@@ -193,11 +191,11 @@ def test_one_source_keeps_the_order_that_it_has_alone(tmp_path: Path) -> None:
     texts(tmp_path, "b", 9)
     job = job_of(tmp_path, [{"path": "a"}])
     prepare_corpus(job_of(tmp_path, [{"path": "a"}, {"path": "b"}]).data, tmp_path / "corpus", lambda text: None)
-    stream = Stream.open(job, tmp_path / "corpus")
+    stream = Stream.open(RunSettings.of(job), tmp_path / "corpus")
     part = stream.train.parts[0]
     assert stream.train.identity == part.identity
-    assert torch.equal(stream.train.take(13, 40)[0], part.take(13, 40)[0])
-    more = Stream.open(job_of(tmp_path, [{"path": "a"}, {"path": "b"}]), tmp_path / "corpus")
+    assert torch.equal(stream.train.take(13, 40)[0], take(part, 13, 40)[0])
+    more = Stream.open(RunSettings.of(job_of(tmp_path, [{"path": "a"}, {"path": "b"}])), tmp_path / "corpus")
     assert more.resumed(part.identity, 50) and not stream.resumed("another", 50)
     assert more.resumed([[0, 3]], 50) is None and more.resumed(None, 50) is None
 
@@ -207,10 +205,10 @@ def test_each_source_is_evaluated(tmp_path: Path) -> None:
         texts(tmp_path, name, 20)
     job = job_of(tmp_path, [{"path": "a"}, {"path": "b"}])
     prepare_corpus(job.data, tmp_path / "corpus", lambda text: None)
-    found = Stream.open(job, tmp_path / "corpus").evaluation
+    found = Stream.open(RunSettings.of(job), tmp_path / "corpus").evaluation
     assert [(one.name, one.batches.split) for one in found] == [("a", "eval"), ("b", "eval")]
     job = job_of(tmp_path, [{"path": "a"}, {"path": "b"}], eval=[{"path": "c"}])
     prepare_corpus(job.data, tmp_path / "corpus", lambda text: None)
-    stream = Stream.open(job, tmp_path / "corpus")
+    stream = Stream.open(RunSettings.of(job), tmp_path / "corpus")
     assert [(one.name, one.batches.split, one.count) for one in stream.evaluation] == [("", "train", 15)]
     assert stream.train.parts[0].corpus.num_tokens("eval") == 0

@@ -1,5 +1,5 @@
-"""Chats packed into sequences: every answer once, none across two chats, and the count of targets that is
-said without reading."""
+"""Chats packed into sequences: every answer once, none across two chats, and the count of targets
+that is said without reading."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import DataError
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.ignored_input import IgnoredInput
 from plait.train.data.chats import MARK, AnswerTokenizer, Chats, ChatSettings, unmarked
-from plait.train.data.packing import pack
 from plait.train.data.prepare import CorpusSettings, prepare
-from plait.train.data.sequences import IGNORED, Packed, view_of
+from plait.train.data.sequences import IGNORED, Packed, pack, view_of
 from plait.train.data.tokenizer import load_tokenizer
 from tests.support.chats import CHATML, say, tokenizer_folder
 
@@ -40,7 +39,7 @@ def corpus_of(folder: Path, chats: list[Any], **settings: Any) -> tuple[Any, lis
     reading, encoder = Chats.of(ChatSettings(rows="chats", **settings), tokenizer), AnswerTokenizer(tokenizer)
     corpus = prepare([folder / "chats.jsonl"], encoder, folder / "corpus",
                      CorpusSettings(eval_fraction=0, chats=reading), say=lambda _: None)  # fmt: skip
-    return corpus, [encoder.encode_many(list(reading.texts({"messages": one}, "", PassedOver())))[0] for one in chats]
+    return corpus, [encoder.encode_many(list(reading.texts({"messages": one}, "", IgnoredInput())))[0] for one in chats]
 
 
 @pytest.mark.parametrize("masks", [True, False])

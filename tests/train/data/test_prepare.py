@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.base.errors import DataError, JobError
 from plait.train.data import documents as cutting
-from plait.train.data.documents import PIECE, WHOLE, Document
 from plait.train.data.prepare import CorpusSettings, prepare
-from plait.train.data.sources import SourceFile
 from plait.train.data.tokenizer import ByteTokenizer
 from tests.train.data.preparing import BYTES, Untouchable, documents, snapshot, write
 
@@ -29,7 +26,7 @@ TEXTS = st.dictionaries(
 # What a stream contains
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(texts=TEXTS)
 def test_a_stream_is_the_documents_in_order_of_path(
     tmp_path_factory: pytest.TempPathFactory, texts: dict[str, bytes]
@@ -40,7 +37,7 @@ def test_a_stream_is_the_documents_in_order_of_path(
     assert corpus.index.splits["train"].documents == len(texts)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(texts=TEXTS, more=TEXTS)
 def test_adding_files_never_moves_a_document(
     tmp_path_factory: pytest.TempPathFactory, texts: dict[str, bytes], more: dict[str, bytes]
@@ -61,30 +58,6 @@ def test_adding_files_never_moves_a_document(
         assert not set(documents(after, split)) & set(documents(after, "eval" if split == "train" else "train"))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    lines=st.lists(
-        st.sampled_from([b"short\n", b"\n", "é".encode() * 5000, "\U0001f600".encode() * 3001]),
-        max_size=12,
-    )
-)
-def test_documents_of_a_file_are_the_file(tmp_path: Path, lines: list[bytes]) -> None:
-    content = b"".join(lines) * 3
-    (tmp_path / "long.txt").write_bytes(content)
-    found = list(
-        cutting.documents(SourceFile(path=tmp_path / "long.txt", name="long.txt", bytes=len(content), mtime_ns=0))
-    )
-    assert b"".join(document.text for document in found) == content
-    assert [document.offset for document in found] == np.cumsum([0, *(len(d.text) for d in found)])[
-        : len(found)
-    ].tolist()
-    if len(content) <= WHOLE:
-        assert len(found) == (1 if content else 0)
-    else:
-        assert all(0 < len(document.text) <= PIECE for document in found)
-    assert all(document.text.decode() for document in found), "no character is cut"
-
-
 def test_one_long_file_has_both_splits(tmp_path: Path) -> None:
     content = b"".join(b"line %d of a long file\n" % number for number in range(20_000))
     (tmp_path / "long").write_bytes(content)
@@ -99,27 +72,6 @@ def test_one_long_file_has_both_splits(tmp_path: Path) -> None:
     assert corpus.num_tokens("train") == sum(map(len, train)) + len(train)
 
 
-def test_sources_are_read_in_the_order_given_and_a_file_once(tmp_path: Path) -> None:
-    write(tmp_path / "b", {"2": b"second", "1": b"first"})
-    write(tmp_path / "a", {"3": b"third"})
-    corpus = prepare(
-        [tmp_path / "b", tmp_path / "a", tmp_path / "b" / "2.txt"],
-        BYTES,
-        tmp_path / "corpus",
-        CorpusSettings(eval_fraction=0),
-    )
-    assert documents(corpus, "train") == [b"first", b"second", b"third"]
-
-
-def test_hidden_files_and_the_corpus_itself_are_not_sources(tmp_path: Path) -> None:
-    write(tmp_path, {"a": b"text", ".hidden": b"no", ".git/x": b"no", "deep/er/b": b"more"})
-    (tmp_path / "deep" / "round").symlink_to(tmp_path)
-    (tmp_path / "empty.txt").touch()
-    for _ in range(2):
-        corpus = prepare([tmp_path], BYTES, tmp_path / "corpus", CorpusSettings(pattern="*", eval_fraction=0))
-        assert documents(corpus, "train") == [b"text", b"more"]
-
-
 def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path, texts: Path) -> None:
     class Large(ByteTokenizer):
         vocab, end_of_text, fingerprint = 70_000, 69_999, "large"
@@ -130,16 +82,6 @@ def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path, texts: Path)
     ids = large.read("train", 0, large.num_tokens("train"))
     assert ids.max() == 69_999
     assert (ids[ids < 256] == (old := small.read("train", 0, len(ids)))[old < 256]).all()
-
-
-def test_shards_are_full_but_the_last(tmp_path: Path, texts: Path) -> None:
-    one = prepare([texts], BYTES, tmp_path / "one")
-    many = prepare([texts], BYTES, tmp_path / "many", CorpusSettings(shard_tokens=1000))
-    many.verify()
-    for name, split in many.index.splits.items():
-        assert [shard.tokens for shard in split.shards[:-1]] == [1000] * (len(split.shards) - 1)
-        assert split.shards[0].file == f"{name}-00000.bin"
-        assert split.digest == one.index.splits[name].digest
 
 
 def test_progress_reaches_the_total(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,26 +132,6 @@ def test_a_change_prepares_anew(tmp_path: Path, texts: Path, what: str) -> None:
 # What is refused
 
 
-def test_nothing_to_prepare_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").touch()
-    cases: list[tuple[list[str], str]] = [
-        ([str(tmp_path / "absent")], r"absent: no such file or folder; correct the path, or use 'python-stdlib'"),
-        ([str(tmp_path)], r"the corpus is empty; name a file or folder that has text"),
-        ([], r"no source: the corpus is empty"),
-    ]
-    for sources, message in cases:
-        with pytest.raises(DataError, match=message):
-            prepare(sources, BYTES, tmp_path / "corpus")
-    with pytest.raises(
-        DataError, match=r"no file in it matches the pattern '\*\.md', its files end in \.txt; change the pattern"
-    ):
-        prepare([tmp_path], BYTES, tmp_path / "corpus", CorpusSettings(pattern="*.md"))
-    (tmp_path / "broken.txt").symlink_to("nowhere")
-    with pytest.raises(DataError, match=r"broken\.txt: cannot read this source file"):
-        prepare([tmp_path], BYTES, tmp_path / "corpus")
-    assert {path.name for path in tmp_path.iterdir()} == {"empty.txt", "broken.txt"}
-
-
 @pytest.mark.parametrize("key, value", [("eval_fraction", 1.0), ("eval_fraction", -0.1), ("shard_tokens", 0)])
 def test_wrong_settings_are_job_errors(tmp_path: Path, texts: Path, key: str, value: float) -> None:
     with pytest.raises(JobError) as caught:
@@ -224,10 +146,3 @@ def test_nothing_left_to_train_on_is_refused(tmp_path: Path) -> None:
     for fraction in (0, 1e-6):
         corpus = prepare([path], BYTES, tmp_path / "corpus", CorpusSettings(eval_fraction=fraction))
         assert [corpus.num_tokens("train"), corpus.num_tokens("eval")] == [13, 0]
-
-
-def test_place_is_uniform() -> None:
-    places = [Document(text=b"%d" % number, offset=0).place for number in range(2000)]
-    assert abs(np.mean(np.array(places) < 0.1) - 0.1) < 0.03
-    assert min(places) >= 0
-    assert max(places) < 1

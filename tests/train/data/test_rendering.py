@@ -1,4 +1,5 @@
-"""The process that renders chats: what it gives is the template's, and what a hostile template does ends."""
+"""The process that renders chats: what it gives is the template's, and what a hostile template does
+ends."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from plait.core.base.errors import DataError
 from plait.core.base.process import command_of
 from plait.train.data import rendering
-from plait.train.data.chat_template import ChatTemplate, WrongChat
+from plait.train.data.chat_template import ChatTemplate, InvalidChat
 from plait.train.data.messages import ANSWERS
 from plait.train.data.rendering import Renderer
 from tests.support.chats import CHATS, SPECIAL, TEMPLATES, TOOLS, say, tokenizer_folder
@@ -26,7 +27,7 @@ NESTS = "{% set n = namespace(x=[1]) %}{% for a in range(60) %}{% set n.x = [n.x
 
 def renderer(folder: Path, template: str) -> Renderer:
     """Of a tokenizer with this template."""
-    return Renderer(ChatTemplate.beside(tokenizer_folder(folder, template) / "tokenizer.json", SPECIAL))
+    return Renderer(ChatTemplate.of_tokenizer(tokenizer_folder(folder, template) / "tokenizer.json", SPECIAL))
 
 
 def test_it_gives_what_the_template_gives(tmp_path: Path) -> None:
@@ -43,6 +44,8 @@ def test_it_gives_what_the_template_gives(tmp_path: Path) -> None:
     [
         (NEVER_ENDS, "2 s of processor"),
         (GROWS, "of memory|2 s of processor"),
+        ("{{ 'x' * 299999999 }}", "of memory|2 s of processor|makes more than 268,435,456 characters"),
+        ("{{ 9 ** 999999999 }}", "2 s of processor"),
         (NESTS, "of memory|2 s of processor"),
         ("{{ ('a' * 900000) | replace('a', 'b' * 900000) }}", "of memory|2 s of processor"),
         ("{{ raise_exception('no') }}", "refuses it: no"),
@@ -56,8 +59,8 @@ def test_what_a_hostile_template_does_ends(
     command = [*command_of("-")[:2], "-c", less]
     monkeypatch.setattr(rendering, "command_of", lambda module: command)
     ours = renderer(tmp_path, template)
-    for _ in range(2):  # the second time in a process anew
-        with pytest.raises(WrongChat, match=said):
+    for _ in range(1 + (template == NEVER_ENDS)):  # the second time in a process anew
+        with pytest.raises(InvalidChat, match=said):
             ours.rendered(say("a", "b"))
 
 
@@ -70,7 +73,7 @@ def test_what_is_slow_for_every_chat_ends(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(rendering, "command_of", lambda module: [*command_of("-")[:2], "-c", less])
     ours, chat = renderer(tmp_path / "slow", SLOW + TEMPLATES["chatml"]), say("a", "b")
     assert ours.rendered(chat) == ours.template.rendered(chat)
-    with pytest.raises(WrongChat, match=r"takes too long: .* s of processor more, for all chats up to it"):
+    with pytest.raises(InvalidChat, match=r"takes too long: .* s of processor more, for all chats up to it"):
         deque(map(ours.rendered, [chat] * 200, [[ANSWERS] * 100] * 200))  # tools that name who answers are none
     usual = renderer(tmp_path / "usual", TEMPLATES["qwen3"])
     assert len(list(map(usual.rendered, [CHATS[2] * 5] * 50))) == 50

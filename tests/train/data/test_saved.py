@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from plait.core.base.errors import DataError
-from plait.core.base.passed_over import PassedOver
+from plait.core.base.ignored_input import IgnoredInput
 from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.sources import find_files
 from tests.train.data.preparing import BYTES, documents
@@ -41,7 +41,7 @@ def test_of_several_splits_that_of_training_is_read(tmp_path: Path) -> None:
     for name in ("train", "test"):
         save(tmp_path / "saved" / name, [[name]])
     (tmp_path / "saved" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
-    over = PassedOver()
+    over = IgnoredInput()
     assert [file.path.parent.name for file in find_files([tmp_path / "saved"], "*", over=over)] == ["train"]
     (line,) = over.lines()
     assert "1 split of a saved dataset" in line and line.endswith(f"{tmp_path / 'saved' / 'test'})")
@@ -56,7 +56,7 @@ def test_of_several_splits_that_of_training_is_read(tmp_path: Path) -> None:
         ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "with a selection of its rows; save it again"),
         ({"_data_files": [{"filename": "../x.arrow"}]}, r"names the file '\.\./x\.arrow', which is not in its folder"),
         ({"_data_files": [{"filename": "none.arrow"}]}, "names the file 'none.arrow', which is not in its folder"),
-        ({"_data_files": [3]}, "names the file None"),
+        ({"_data_files": [3]}, "names the file 3"),
         ({"_data_files": []}, "has no '_data_files'"),
     ],
 )

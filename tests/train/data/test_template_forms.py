@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from plait.train.data.chat_template import ChatTemplate
-from plait.train.data.messages import WrongChat
-from plait.train.data.template_forms import JOINED, LOST, NO_TABLE, NONE, PARTED, PYTHON, TABLES, TEXTS
+from plait.train.data.messages import JOINED, LOST, NO_TABLE, NONE, PARTED, PYTHON, TABLES, TEXTS, InvalidChat
 
 PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 CALLS = (
@@ -79,9 +78,11 @@ def test_a_question_that_quotes_arguments_changes_nothing() -> None:
 
 @pytest.mark.parametrize("call", [ITEMS, "{{ f.arguments.items() }}"])
 def test_arguments_that_no_form_mends_are_named(call: str) -> None:
-    with pytest.raises(WrongChat, match=r"cannot render the arguments of a tool call, 'Oslo': .*write them as a table"):
+    with pytest.raises(
+        InvalidChat, match=r"cannot render the arguments of a tool call, 'Oslo': .*write them as a table"
+    ):
         called(call, "Oslo")
-    with pytest.raises(WrongChat, match="no such tool"):
+    with pytest.raises(InvalidChat, match="no such tool"):
         called("{{ raise_exception('no such tool') }}", "Oslo")
 
 
@@ -136,7 +137,7 @@ def test_contents_in_parts_are_written_as_texts(template: str, remarks: tuple[st
     ],
 )
 def test_parts_that_are_no_texts_are_refused(template: str, part: Any, said: str) -> None:
-    with pytest.raises(WrongChat, match=said):
+    with pytest.raises(InvalidChat, match=said):
         content(template, [*PARTS, part])
 
 

@@ -17,7 +17,7 @@ from plait.train.data import token_files
 from plait.train.data.corpus import Corpus
 from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.stream import Batches
-from tests.train.data.preparing import BYTES
+from tests.train.data.preparing import BYTES, take
 
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 WHOLE = CorpusSettings(pattern="*", eval_fraction=0)
@@ -82,8 +82,8 @@ def test_sequences_in_any_order_are_read_as_the_index_says(tmp_path: Path) -> No
     corpus = prepare([path], BYTES, tmp_path / "c", WHOLE)
     assert read(corpus) == [[4, 5], [6], [1, 2, 3]]
     assert corpus.read("train", 1, 4).tolist() == [5, 6, 1, 2]
-    batches = Batches(corpus, "train", sequence=2, batch=1)
-    tokens = batches.take(0, batches.windows).tokens
+    batches = Batches(corpus, "train", sequence=2)
+    tokens = take(batches, 0, batches.windows).tokens
     assert sorted(tokens.tolist()) == [[1, 2], [4, 5]] or tokens.shape == (2, 2)
 
 
@@ -106,15 +106,15 @@ def test_numpy_arrays_give_their_tokens(tmp_path: Path, dtype: str) -> None:
 
 
 @given(seed=st.integers(0, 1000), fraction=st.sampled_from([0.1, 0.5]), whole=st.sampled_from([8, 1 << 15]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_each_document_is_on_one_side_and_none_is_lost(
     tmp_path_factory: pytest.TempPathFactory, seed: int, fraction: float, whole: int
 ) -> None:
     root, documents = tmp_path_factory.mktemp("sides"), draws(seed, 40)
     path = write_megatron(root / "x", [*documents, [[1, 2, 3]], [[4]]])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("plait.train.data.in_place.WHOLE", whole)
-        patch.setattr("plait.train.data.in_place.PIECE", 5)
+        patch.setattr("plait.train.data.token_files.WHOLE", whole)
+        patch.setattr("plait.train.data.token_files.PIECE", 5)
         try:
             corpus = prepare([path], BYTES, root / "c", CorpusSettings(eval_fraction=fraction))
         except DataError as error:
@@ -192,7 +192,7 @@ def test_a_token_file_that_changed_is_prepared_again(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(100))
     first = prepare([tmp_path / "a.npy"], BYTES, tmp_path / "c", WHOLE)
     np.save(tmp_path / "a.npy", np.arange(90))
-    with pytest.raises(DataError, match="has changed since it was looked through"):
+    with pytest.raises(DataError, match="has changed since the corpus was prepared"):
         Corpus.open(first.folder)
     assert prepare([tmp_path / "a.npy"], BYTES, tmp_path / "c", WHOLE).num_tokens("train") == 90
 

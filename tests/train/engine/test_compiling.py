@@ -1,5 +1,5 @@
-"""What is compiled before the first step is all that steps need, whatever their slices; torch's tracer is
-real here, what it hands its graphs to is not, but for one function."""
+"""What is compiled before the first step is all that steps need, whatever their slices; torch's
+tracer is real here, what it hands its graphs to is not, but for one function."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.refine import refine
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
-from plait.train.engine import compiling
+from plait.train.engine import agreement as compiling
+from plait.train.engine.agreement import compile_ahead
 from plait.train.engine.assembly import RankPart, assemble
-from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.feed import micro_batches
 from plait.train.machine.gpu import device_of
 from plait.train.model import compiled as module

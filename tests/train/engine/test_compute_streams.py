@@ -10,12 +10,11 @@ import pytest
 from plait.core.base.errors import JobError
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.orders.overlap import domino_order
-from plait.core.step.orders.segment_lists import async_order, sync_order
-from plait.core.step.seconds.segment_costs import segment_costs
+from plait.core.step.orders.overlap import async_order, domino_order, sync_order
+from plait.core.step.orders.segment_costs import segment_costs
 from plait.core.step.segments import Action, SegmentGraph, needs_table
 from plait.core.step.stages import Stage
-from plait.core.step.units import UnitAction, with_units
+from plait.core.step.traffic import UnitAction, with_units
 from plait.train.engine.compute_streams import submissions
 
 GPT = ModelSpec(family="gpt", num_layers=3, hidden=48, num_heads=4, vocab=62, max_sequence=64)

@@ -1,4 +1,5 @@
-"""Which lanes a rank opens, and what goes over them. What they carry: ``tests/train/comm/test_lanes.py``."""
+"""Which lanes a rank opens, and what goes over them. What they carry:
+``tests/train/comm/test_lanes.py``."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 from plait.core.parallel.strategy import ShardOverlap, Strategy
 from plait.core.step.orders.overlap import Load
 from plait.core.step.segments import Phase
-from plait.core.step.units import UnitOp
+from plait.core.step.traffic import UnitOp
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import RankContext, make_executor
 from plait.train.engine.gradients import Gradients
@@ -35,5 +35,5 @@ def test_what_a_phase_reads_first_is_gathered_ahead_where_gathers_are_hidden(ove
     )  # fmt: skip
     for phase in phases:
         gathered.clear()
-        executor.ahead(phase)
+        executor.prefetch(phase)
         assert [op.forward for op in gathered] == [phase == "F"] * (phase in hides)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from plait.core.job.plan import RunSettings
 from plait.core.job.spec import Job
 from plait.core.parallel.strategy import slice_sizes
 from plait.train.data.corpus import Corpus
@@ -15,7 +16,7 @@ from plait.train.data.prepare import CorpusSettings, prepare
 from plait.train.data.stream import Batches, EvalSet, Mixed, Stream, weights_of
 from plait.train.engine.feed import Feed, micro_batches
 from plait.train.engine.inflight import MicroBatch
-from plait.train.model.loss import IGNORED
+from plait.train.model.embedding import IGNORED
 from tests.train.data.preparing import BYTES
 
 
@@ -34,9 +35,9 @@ def feed_of(corpus: Corpus, batch: int, micro: int, seed: int) -> Feed:
         "train": {"steps": 9, "global_batch_size": batch, "micro_batch_size": micro, "eval_every": 3,
                   "eval_batches": 3},
     })  # fmt: skip
-    train = Batches(corpus, "train", sequence=16, batch=batch, seed=seed)
+    train = Batches(corpus, "train", sequence=16, seed=seed)
     mixed = Mixed([train], ["text"], [(0, weights_of(job.data.train, [train]))])
-    return Feed(job, Stream(mixed, (EvalSet("", train, min(3 * batch, train.windows)),)))
+    return Feed(RunSettings.of(job), Stream(mixed, (EvalSet("", train, min(3 * batch, train.windows)),)))
 
 
 def same(one: MicroBatch, other: MicroBatch) -> bool:
@@ -84,10 +85,11 @@ def test_a_rank_reads_no_more_than_its_rows(corpus: Corpus, monkeypatch: pytest.
 
 
 def test_a_batch_of_another_size_goes_on_after_the_last_sequence(corpus: Corpus) -> None:
-    """Three steps of four, two of six, then one of two: no sequence is left out, none comes twice."""
+    """Three steps of four, two of six, then one of two: no sequence is left out, none comes
+    twice."""
     seen, step, position = list[int](), 0, None
     for batch, count in ((4, 3), (6, 2), (2, 1)):
-        feed = feed_of(corpus, batch, 2, 0).going_on(step, position)
+        feed = feed_of(corpus, batch, 2, 0).resumed_at(step, position)
         for number in range(step, step + count):
             seen += [int(sample) for one in feed.step(number) for sample in one.samples]
         step += count
@@ -102,7 +104,7 @@ def test_an_evaluation_is_the_same_sequences_in_every_shape(corpus: Corpus, coun
     for micro in (1, 3, 4, 12):
         feed = feed_of(corpus, 12, micro, 0)
         one = EvalSet("", feed.stream.train.parts[0], count)
-        ((_, batches),) = Feed(feed.job, Stream(feed.stream.train, (one,))).evaluation()
+        ((_, batches),) = Feed(feed.settings, Stream(feed.stream.train, (one,))).evaluation()
         tokens, targets = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("tokens", "targets"))
         assert len(tokens) == -(-count // micro) * micro
         assert (targets[count:] == IGNORED).all() and (targets[:count] != IGNORED).all()

@@ -15,7 +15,8 @@ from tests.support.models import llama
 
 
 class Called(torch.overrides.TorchFunctionMode):
-    """Every tensor says that it is on a GPU, and what is called is noted; ``out_dtype`` is a GPU's alone."""
+    """Every tensor says that it is on a GPU, and what is called is noted; ``out_dtype`` is a GPU's
+    alone."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""A stage that captures its computation gives what one gives that does not, also of what other stages send;
-``capturing`` captures without a GPU. More in ``tests/dist``."""
+"""A stage that captures its computation gives what one gives that does not, also of what other
+stages send; ``capturing`` captures without a GPU. More in ``tests/dist``."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.layout import Layout, SequenceCut
+from plait.core.parallel.layout import ContextSplit, Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.schedules import Shape, generate
 from plait.core.step.stages import tie_of
@@ -36,7 +36,8 @@ class Opened:
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, optimizer: str = "adamw") -> list[tuple[int, ...]]:
-    """The groups of a rank of pp 4, tp 8, cp 2 and the rest dp, sharded over 8, in the order of opening."""
+    """The groups of a rank of pp 4, tp 8, cp 2 and the rest dp, sharded over 8, in the order of
+    opening."""
     layout = Layout.of(pp=4, dp=world // 64, cp=2, tp=8)
     sharding = Sharding(params=2, grads=2, optim=2)
     of: Any = {
@@ -45,7 +46,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, optimizer: st
     plan: Any = SimpleNamespace(
         **of,
         workload=SimpleNamespace(optimizer=optimizer),
-        sequence_cut=SequenceCut(cp=2, ring=2),
+        sequence_cut=ContextSplit(cp=2, ring=2),
         tie=lambda rank: tie_of(rank, model=MODEL, **of),
     )
     found = Opened()

@@ -1,5 +1,5 @@
-"""The table of tensors against the runtime: after every op, what a segment's fields hold is what the table
-says is there."""
+"""The table of tensors against the runtime: after every op, what a segment's fields hold is what
+the table says is there."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch import Tensor
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Strategy
 from plait.core.step import tensors
-from plait.core.step.memory import lifetimes
-from plait.core.step.memory.activations import Walk
+from plait.core.step.memory import activations
+from plait.core.step.memory.activations import MemoryTrace
 from plait.core.step.memory.sizes import RankLoad, Sizes
 from plait.core.step.orders.overlap import Load
 from plait.core.step.segments import Phase
-from plait.train.engine.cores import SublayerCore
+from plait.train.engine.attention import SublayerCore
 from plait.train.engine.executor import RunningPhase, SegmentExecutor
 from plait.train.engine.inflight import InFlight, MicroBatch
 from plait.train.engine.segment import Segment
 from plait.train.machine.device import RankDevice
-from plait.train.model.loss import VocabularyLoss
+from plait.train.model.embedding import VocabularyLoss
 from tests.support.lone import lone_executor
 
 SHAPES: dict[str, Any] = {"num_layers": 3, "hidden": 48, "num_heads": 4, "vocab": 62, "max_sequence": 64}
@@ -59,8 +59,8 @@ SEQUENCE, CPU = 32, RankDevice(torch.device("cpu"))
 
 
 def reachable(value: object) -> Iterator[Tensor]:
-    """Tensors of fields, those of cores and losses among them. A loss gathers three numbers of a token and
-    rank, which nobody counts."""
+    """Tensors of fields, those of cores and losses among them. A loss gathers three numbers of a
+    token and rank, which nobody counts."""
     if isinstance(value, Tensor):
         yield from [value] * (value.dim() > 0)
     elif isinstance(value, (list, tuple)):
@@ -90,10 +90,13 @@ def begun(model: ModelSpec, strategy: Strategy, batch: int, *, trains: bool = Tr
 
 
 def differences(model: ModelSpec, overlap: Overlap = "sync", **asked: Any) -> list[str]:
-    """Ops after which a segment between the ends of a stage holds something else than the table says."""
+    """Ops after which a segment between the ends of a stage holds something else than the table
+    says."""
     strategy, batch = Strategy(overlap=overlap, **asked), asked.get("p1", 1)
     executor, state = begun(model, strategy, batch)
-    walk = Walk(Sizes(model, RankLoad.of(strategy, batch=batch, sequence=SEQUENCE), 4, gpu=False), executor.graph)
+    walk = MemoryTrace(
+        Sizes(model, RankLoad.of(strategy, batch=batch, sequence=SEQUENCE), 4, gpu=False), executor.graph
+    )
     found = list[str]()
     for phase in ("F", "B"):
         turn = RunningPhase(state.segments)
@@ -146,7 +149,8 @@ def test_an_evaluation_keeps_nothing_of_a_sublayer(name: str, way: str) -> None:
 
 
 SAME = {"z", "g_z", "g_logits", "skip"}
-"""What an op of the table lets go of before it ends, or weight gradients after it, or another stage."""
+"""What an op of the table lets go of before it ends, or weight gradients after it, or another
+stage."""
 READS = [
     number for number, row in enumerate(tensors.TENSORS)
     if row.branch != "embed" and row.when != "leaves" and set(row.reads.split()) - {*OF_AUTOGRAD, *SAME}
@@ -160,7 +164,7 @@ def test_a_row_that_reads_less_than_the_runtime_is_found(number: int, monkeypatc
     rows[number] = rows[number]._replace(reads="")
     monkeypatch.setattr(tensors, "TENSORS", tuple(rows))
     tensors.tensor_steps.cache_clear()
-    monkeypatch.setattr(lifetimes, "_known", dict[object, Any]().copy)
+    monkeypatch.setattr(activations, "_known", dict[object, Any]().copy)
     try:
         ways: list[tuple[str, dict[str, Any]]] = [
             ("block", {"recompute": "full"}),

@@ -13,8 +13,7 @@ from plait.core.job.settings import MuonSection, SgdSection, TrainSection
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.train.engine.gradients import Gradients
-from plait.train.engine.learning_rate import LearningRate
-from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.optimizer import LearningRate, Optimizer
 from plait.train.model.transformer import Transformer
 from tests.support.models import gpt, llama
 
@@ -70,8 +69,8 @@ def test_it_is_torchs_adamw(spec: ModelSpec, dtype: torch.dtype, clip: float) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 def test_it_is_torchs_muon(spec: ModelSpec, dtype: torch.dtype, adjust: Any) -> None:
-    """Bit for bit, orthogonalised in bf16: queries, keys, values, gate and up each by itself, and AdamW of
-    the rest; with a decay of their own of some."""
+    """Bit for bit, orthogonalised in bf16: queries, keys, values, gate and up each by itself, and
+    AdamW of the rest; with a decay of their own of some."""
     decays = {"embedding.*": 0.0, "*.v.weight": 0.3}
     train = TrainSection(optimizer="muon", muon=MuonSection(adjust_lr=adjust), weight_decay_of=decays)
     optimizer = make(spec, dtype, train)

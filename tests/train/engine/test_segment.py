@@ -1,4 +1,5 @@
-"""What segments hold: a field is gone as soon as nobody needs it, and nothing outlives its micro-batch."""
+"""What segments hold: a field is gone as soon as nobody needs it, and nothing outlives its
+micro-batch."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ def test_what_is_done_for_the_first_time_is_told() -> None:
         ("saving after step 8", False), ("step 9", False),
     ]  # fmt: skip
     for what, first in said:
-        control.doing(what)
+        control.set_activity(what)
         assert (what, control.first) == (what, first)
 
 
 def test_what_is_said_twice_is_still_the_first() -> None:
     control = Control()
-    control.doing("measuring")
-    control.doing("measuring")
+    control.set_activity("measuring")
+    control.set_activity("measuring")
     assert control.first
 
 
@@ -43,9 +43,9 @@ M = TypeVar("M")
 
 
 class Rank:
-    """A control, the launcher's end of its line, and what it would do to its process. clock: processor
-    seconds of the main thread; looks: how often it was read; rate: what all threads take from one look to the
-    next; passes: set once its grace is over."""
+    """A control, the launcher's end of its line, and what it would do to its process. clock:
+    processor seconds of the main thread; looks: how often it was read; rate: what all threads take
+    from one look to the next; passes: set once its grace is over."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, launched: bool = True) -> None:
         self.launcher, theirs = Channel.pair()
@@ -146,19 +146,19 @@ def test_what_is_done_is_told_at_once_and_its_checks_are_asked(rank: Rank) -> No
     checked = list[str]()
     with rank.control as control:
         assert rank.heard(Beat) == Beat("starting", -1, True, False, 0)
-        assert (control.at, control.step, control.patient, control.launched) == ("starting", -1, True, True)
-        control.always(lambda: checked.append(control.at))
+        assert (control.activity, control.step, control.patient, control.launched) == ("starting", -1, True, True)
+        control.add_check(lambda: checked.append(control.activity))
         control.writing = lambda: 8
-        control.doing("step 3", step=3)
+        control.set_activity("step 3", step=3)
         assert rank.heard(Beat) == Beat("step 3", 3, False, True, 8)
-        assert (control.at, control.step, control.patient, control.first) == ("step 3", 3, False, True)
+        assert (control.activity, control.step, control.patient, control.first) == ("step 3", 3, False, True)
         assert checked == ["step 3"]
 
 
 def test_that_the_main_thread_works_is_told_now_and_then(rank: Rank) -> None:
     with rank.control as control:
         assert rank.heard(Beat).doing == "starting"
-        control.doing("measuring")
+        control.set_activity("measuring")
         assert rank.heard(Beat).doing == "measuring"
         until(lambda: rank.looks)  # the first of which is where work is counted from
         rank.clock += module.WORK / 2
@@ -172,7 +172,7 @@ def test_that_the_main_thread_works_is_told_now_and_then(rank: Rank) -> None:
 def test_other_threads_work_for_one_that_may_take_long(rank: Rank, patient: bool, rate: float, tells: bool) -> None:
     with rank.control as control:
         assert rank.heard(Beat).doing == "starting"
-        control.doing("preparing", patient=patient)
+        control.set_activity("preparing", patient=patient)
         assert rank.heard(Beat).doing == "preparing"
         rank.rate = rate
         looks = rank.looks
@@ -184,7 +184,7 @@ def test_the_launchers_store_answers_the_thread_that_asks(rank: Rank) -> None:
     answers = dict[str, StoreAnswer | None]()
 
     def ask(key: str, seconds: float) -> None:
-        answers[key] = rank.control.tell_store("wait", [key], seconds=seconds)
+        answers[key] = rank.control.call_store("wait", [key], seconds=seconds)
 
     with rank.control:
         threads = [threading.Thread(target=ask, args=one) for one in (("a", 60.0), ("b", 60.0))]
@@ -197,9 +197,9 @@ def test_the_launchers_store_answers_the_thread_that_asks(rank: Rank) -> None:
         for thread in threads:
             thread.join(60)
         assert {key: one and one.values for key, one in answers.items()} == {"a": ("aa",), "b": ("bb",)}
-        assert rank.control.tell_store("set", ["c"], ["dg=="]) is None  # and is not waited for
+        assert rank.control.call_store("set", ["c"], ["dg=="]) is None  # and is not waited for
         assert rank.heard(StoreCall) == StoreCall(3, "set", ("c",), ("dg==",))
-        assert rank.control.tell_store("wait", ["d"], seconds=0.01) is None
+        assert rank.control.call_store("wait", ["d"], seconds=0.01) is None
         assert rank.heard(StoreCall) == StoreCall(4, "wait", ("d",))
         assert rank.heard(StoreCall) == StoreCall(4, "forget")
 
@@ -210,7 +210,7 @@ def test_what_the_launcher_does_not_take_yet_is_sent_later(rank: Rank) -> None:
     with rank.control as control:
         assert rank.heard(Beat)
         for number in range(3):
-            control.tell_store("set", [f"key {number}"], [value])
+            control.call_store("set", [f"key {number}"], [value])
         assert [rank.heard(StoreCall) for _ in range(3)] == [
             StoreCall(number + 1, "set", (f"key {number}",), (value,)) for number in range(3)
         ]  # fmt: skip
@@ -271,7 +271,7 @@ def test_a_signal_is_told_to_the_launcher_once(rank: Rank) -> None:
         rank.signals(signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGINT)
         assert rank.heard(Stop) == Stop(signal.SIGTERM)
         until(lambda: control)
-        control.doing("step 1")
+        control.set_activity("step 1")
         assert rank.heard(Beat)
         for _ in range(30):
             assert not isinstance(rank.launcher.receive(), Stop)
@@ -314,7 +314,7 @@ def test_why_a_rank_ends_is_in_its_log_and_told(
     rank: Rank, alone: Rank, capsys: pytest.CaptureFixture[str], launched: bool
 ) -> None:
     one = rank if launched else alone
-    one.control.fails(NotFinite("the loss is nan"))
+    one.control.report_failure(NotFinite("the loss is nan"))
     assert capsys.readouterr().err == f"{'plait-error: ' if launched else 'plait: '}the loss is nan\n"
     if launched:
         assert one.heard(Error) == Error("the loss is nan", "NotFinite")

@@ -1,4 +1,5 @@
-"""Devices, as far as they can be tried without a GPU: ``torch.cuda`` is a double where one is needed."""
+"""Devices, as far as they can be tried without a GPU: ``torch.cuda`` is a double where one is
+needed."""
 
 from __future__ import annotations
 

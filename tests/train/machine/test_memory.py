@@ -65,7 +65,8 @@ def test_what_a_compiler_traces_with_takes_no_memory() -> None:
 
 @pytest.mark.system
 def test_a_step_takes_what_there_was_and_what_it_needs_at_most() -> None:
-    """In a process of its own: threads and leftovers of other tests would take memory in the step, too."""
+    """In a process of its own: threads and leftovers of other tests would take memory in the step,
+    too."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     ran = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=False, env=clean)
     assert ran.returncode == 0, ran.stderr
@@ -76,12 +77,12 @@ def test_a_step_takes_what_there_was_and_what_it_needs_at_most() -> None:
 
 
 def test_a_step_that_was_not_measured_is_unknown_and_not_nothing() -> None:
-    assert MemoryMeter().taken().tensors is None
+    assert MemoryMeter().peaks().tensors is None
     with mock.patch("plait.train.machine.memory.forget_peak", return_value=False):
         meter = MemoryMeter()
         meter.begin()
         meter.end()
-    assert meter.taken().tensors is None
+    assert meter.peaks().tensors is None
 
 
 def test_where_the_system_tells_nothing_nothing_is_known() -> None:
@@ -89,4 +90,4 @@ def test_where_the_system_tells_nothing_nothing_is_known() -> None:
         meter = MemoryMeter()
         meter.begin()
         meter.end()
-        assert meter.taken() == (None, None)
+        assert meter.peaks() == (None, None)

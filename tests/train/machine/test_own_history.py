@@ -18,7 +18,7 @@ from plait.core.job.spec import Job
 from plait.core.runs.attempts import Attempt, read_attempts
 from plait.plan.make import make_plan
 from plait.train.machine.control import Control
-from plait.train.machine.own_history import kept
+from plait.train.machine.rank_process import record_attempt
 
 JOB = {
     "model": {"family": "gpt", "num_layers": 1, "hidden": 8, "num_heads": 2, "vocab": 16, "max_sequence": 8},
@@ -36,12 +36,12 @@ class Run:
         self.plan = make_plan(Job.from_dict(JOB), HERE, vocab=16)
 
     def start(self, run: Callable[[], int]) -> int:
-        return kept(run, self.folder, self.plan, self.rank, self.control)
+        return record_attempt(run, self.folder, self.plan, self.rank, self.control)
 
     def trains(self, *steps: int, status: int = 0) -> Callable[[], int]:
         def run() -> int:
             for step in steps:
-                self.control.doing(f"step {step}", step=step)
+                self.control.set_activity(f"step {step}", step=step)
             return status
 
         return run

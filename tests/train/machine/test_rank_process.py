@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.train.machine.rank_process import print_to_nobody, run_and_end
+from plait.train.machine.rank_process import ignore_print_errors, run_and_end
 
 # The thread waits in C++ without the interpreter's lock and wants it back while the process ends, which takes
 # until the object is gone.
@@ -116,7 +116,7 @@ def test_what_nobody_can_read_is_lost_and_ends_nothing(monkeypatch: pytest.Monke
         monkeypatch.setattr(sys, "stderr", log)
         log.write("before ")
         os.close(reads)
-        print_to_nobody()
+        ignore_print_errors()
         print("nobody reads this")
         sys.stdout.flush()
         print("a line, é", file=sys.stderr)
@@ -130,7 +130,7 @@ def test_streams_stay_open_when_their_wrapper_is_gone(monkeypatch: pytest.Monkey
         monkeypatch.setattr("plait.train.machine.rank_process.open_standard_streams", lambda: None)
         monkeypatch.setattr(sys, "stdout", log)
         monkeypatch.setattr(sys, "stderr", log)
-        print_to_nobody()
+        ignore_print_errors()
         sys.stdout.close()
         os.fstat(log.fileno())
         monkeypatch.undo()

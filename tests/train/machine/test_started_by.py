@@ -1,5 +1,5 @@
-"""Ranks that srun, mpirun or a shell have started: who they are, by each starter's own variables and by a
-table."""
+"""Ranks that srun, mpirun or a shell have started: who they are, by each starter's own variables
+and by a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from plait.core.base.env import RankEnv
 from plait.core.base.errors import LaunchError, PlacementError
 from plait.core.topology.rank_table import RankTable
-from plait.train.machine.started_by import take_place, tasks_of_nodes
+from plait.train.machine.rank_process import set_rank_variables, tasks_of_nodes
 from tests.support.managed import write_job
 from tests.support.ports import own_port
 
@@ -41,7 +41,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def started(patch: pytest.MonkeyPatch, env: Mapping[str, str]) -> RankEnv:
     for name, value in env.items():
         patch.setenv(name, value)
-    take_place()
+    set_rank_variables()
     return RankEnv.read()
 
 

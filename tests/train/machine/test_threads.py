@@ -1,5 +1,5 @@
-"""Cores and priorities of a rank's threads: asked of a kernel that is made up, and of the real one in a
-process of its own, since they last as long as the process."""
+"""Cores and priorities of a rank's threads: asked of a kernel that is made up, and of the real one
+in a process of its own, since they last as long as the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 
 from plait.train.machine import threads
 from plait.train.machine.gpu import gpu_address
-from plait.train.machine.threads import stay_near
+from plait.train.machine.threads import pin_near_device
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are placed on Linux only")
 
@@ -26,7 +26,7 @@ PROGRAM = """
 import os, sys, threading
 from plait.train.machine import threads
 from plait.train.machine.gpu import gpu_address
-from plait.train.machine.threads import stay_near
+from plait.train.machine.threads import pin_near_device
 before = threads.running()
 event = threading.Event()
 other = threading.Thread(target=event.wait)
@@ -36,9 +36,9 @@ event.set()
 """
 
 
-def run(body: str, prefix: tuple[str, ...] = ()) -> str:
+def run(body: str) -> str:
     done = subprocess.run(
-        [*prefix, sys.executable, "-c", PROGRAM.format(body=body)],
+        [sys.executable, "-c", PROGRAM.format(body=body)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -63,22 +63,6 @@ def test_ranks_that_fill_the_machine_get_disjoint_cores() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("ranks, each", [(10_000, 1), (1, 10_000)])
-def test_more_threads_than_cores_are_left_to_the_kernel(ranks: int, each: int) -> None:
-    assert (
-        run(f"print(threads.take_cores(0, {ranks}, {each}), len(os.sched_getaffinity(0)))") == f"set() {len(cores())}"
-    )
-
-
-@pytest.mark.system
-@pytest.mark.skipif(len(cores()) < 2, reason="needs two cores")
-def test_a_second_set_of_ranks_would_find_room() -> None:
-    # A rank that leaves half of the machine or more free may not be alone there: another job would choose the
-    # same cores.
-    assert run("print(threads.take_cores(0, 1, 1))") == "set()"
-
-
-@pytest.mark.system
 def test_threads_that_wake_up_go_first() -> None:
     body = """
 threads.serve_first(threads.running() - before)
@@ -89,31 +73,9 @@ print(os.sched_getscheduler(other.native_id), os.sched_getscheduler(0))
     assert policy in (os.SCHED_RR, os.SCHED_OTHER)
 
 
-@pytest.mark.system
-def test_without_the_right_to_real_time_slices_are_set() -> None:
-    body = """
-def refuse(*_):
-    raise PermissionError
-os.sched_setscheduler = refuse
-calls = []
-threads._set_slice = lambda thread, seconds: calls.append((thread == other.native_id, seconds))
-threads.serve_first(threads.running() - before)
-print(calls == [(True, threads.SHORT), (False, threads.LONG)])
-"""
-    assert run(body) == "True"
-
-
-@pytest.mark.system
-def test_a_policy_that_somebody_chose_is_kept() -> None:
-    body = """
-threads.serve_first(threads.running() - before)
-print(os.sched_getscheduler(other.native_id) == os.SCHED_BATCH)
-"""
-    assert run(body, ("chrt", "--batch", "0")) == "True"
-
-
 class Kernel:
-    """What is asked of it. cores: that this process may use; policies: of threads, else the usual one."""
+    """What is asked of it. cores: that this process may use; policies: of threads, else the usual
+    one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: set[int] | None = None) -> None:
         self.cores, self.policies, self.may = cores or set(), dict[int, int](), True
@@ -153,14 +115,14 @@ def test_each_rank_takes_its_share_of_the_cores(
     monkeypatch: pytest.MonkeyPatch, place: int, ranks: int, each: int, mine: set[int] | None
 ) -> None:
     kernel = Kernel(monkeypatch, {1, 2, 3, 4, 5, 6, 7, 9})
-    assert threads.take_cores(place, ranks, each) == (mine or set())
+    assert threads.pin_cores(place, ranks, each) == (mine or set())
     assert kernel.placed == ([(0, mine)] if mine else [])
 
 
 def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(monkeypatch, {0, 1})
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert threads.take_cores(0, 2, 1) == set() and threads.running() == set()
+    assert threads.pin_cores(0, 2, 1) == set() and threads.running() == set()
     assert not kernel.placed
 
 
@@ -170,27 +132,27 @@ def test_threads_of_this_process_are_told_by_their_numbers() -> None:
 
 def test_threads_are_given_real_time(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(monkeypatch)
-    threads.serve_first({5, 6})
+    threads.prioritize({5, 6})
     assert kernel.priorities == [(5, os.SCHED_RR, 1), (6, os.SCHED_RR, 1)]
-    threads.serve_first(set())
+    threads.prioritize(set())
     assert len(kernel.priorities) == 2 and not kernel.slices
 
 
 def test_without_the_right_to_it_slices_are_short_and_the_own_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(monkeypatch)
     kernel.may = False
-    threads.serve_first({5})
+    threads.prioritize({5})
     short, long = ((48, os.SCHED_OTHER, 0, 3, 0, one, 0, 0) for one in (threads.SHORT, threads.LONG))
     assert kernel.slices == [(314, 5, short, 0), (314, 77, long, 0)]
     kernel.machine = "riscv64"
-    threads.serve_first({5})
+    threads.prioritize({5})
     assert len(kernel.slices) == 2
 
 
 def test_no_thread_is_touched_where_one_has_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(monkeypatch)
     kernel.policies = {6: os.SCHED_BATCH}
-    threads.serve_first({5, 6})
+    threads.prioritize({5, 6})
     assert not kernel.priorities and not kernel.slices
 
 
@@ -208,7 +170,7 @@ def test_a_rank_stays_near_its_gpu_as_far_as_it_may(
     set_to = list[set[int]]()
     monkeypatch.setattr(os, "sched_getaffinity", lambda who: allowed)
     monkeypatch.setattr(os, "sched_setaffinity", lambda who, cores: set_to.append(cores))
-    assert stay_near("0000:3b:00.0", tmp_path) == taken
+    assert pin_near_device("0000:3b:00.0", tmp_path) == taken
     assert set_to == ([taken] if taken else [])
 
 

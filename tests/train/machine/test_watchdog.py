@@ -1,5 +1,5 @@
-"""A rank's own thread notices that a call does not end, and says what it knows; so do those that are
-asked."""
+"""A rank's own thread notices that a call does not end, and says what it knows; so do those that
+are asked."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ import pytest
 
 from plait.core.record.ring import RecordKind
 from plait.core.record.ring_writer import Line, Pace, RingWriter, this_process
-from plait.core.runs.parts import RankAnswer, ask, asked, forget_parts, read_parts, write_part
-from plait.core.runs.ring_calls import ring_path
+from plait.core.runs.evidence import ring_path
+from plait.core.runs.rank_reports import (
+    RankReport,
+    clear_reports,
+    read_reports,
+    reports_requested,
+    request_reports,
+    write_report,
+)
 from plait.train.machine.control import Control
-from plait.train.machine.stacks import importing, main_stack
-from plait.train.machine.watchdog import RENEW, Watchdog, address_towards
+from plait.train.machine.watchdog import RENEW, Watchdog, address_towards, importing, main_stack
 
 
 def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
@@ -37,7 +43,7 @@ def writer(folder: Path, rank: int = 0) -> RingWriter:
 
 def complete(folder: Path, rank: int, *reached: int) -> bool:
     """Whether a rank has said all, and whom it reaches."""
-    parts = read_parts(folder)
+    parts = read_reports(folder)
     return rank in parts and parts[rank].complete and {*reached} <= {*parts[rank].reached}
 
 
@@ -45,21 +51,21 @@ def test_a_call_that_does_not_end_is_noticed_and_one_that_does_takes_it_back(tmp
     ring = writer(tmp_path)
     group, name = ring.group([0, 1], "tp"), ring.name("op")
     control = Control()
-    control.doing("step 3", step=2)
+    control.set_activity("step 3", step=2)
     with Watchdog(tmp_path, 0, control, deadline=0.6, address="127.0.0.1") as watchdog:
         time.sleep(1.0)
-        assert not asked(tmp_path)  # nothing is open
+        assert not reports_requested(tmp_path)  # nothing is open
         began = time.monotonic_ns()
         number = ring.begin(RecordKind.COLLECTIVE, name, 2, began, group=group)
-        until(lambda: asked(tmp_path))
+        until(lambda: reports_requested(tmp_path))
         assert time.monotonic_ns() - began > 0.6e9
         until(lambda: complete(tmp_path, 0))
-        part = read_parts(tmp_path)[0]
+        part = read_reports(tmp_path)[0]
         assert (part.doing, part.step, part.patient, part.token) == ("step 3", 2, False, ring.header.token)
         assert part.thread == "works"  # this thread sleeps in code that is not Plait's
         assert any("test_watchdog.py" in frame for frame in part.stack)
         ring.end(number, time.monotonic_ns())
-        until(lambda: not asked(tmp_path))
+        until(lambda: not reports_requested(tmp_path))
     until(lambda: not watchdog.alive)
 
 
@@ -67,8 +73,10 @@ def test_who_is_asked_answers_and_says_whom_it_reaches(tmp_path: Path) -> None:
     for rank in range(2):
         writer(tmp_path, rank)
     control = Control()
-    ask(tmp_path)
-    write_part(tmp_path, RankAnswer(rank=7, token=1, wall=0, thread="waits", address=("255.255.255.255", 9)))  # no host
+    request_reports(tmp_path)
+    write_report(
+        tmp_path, RankReport(rank=7, token=1, wall=0, thread="waits", address=("255.255.255.255", 9))
+    )  # no host
     with (
         Watchdog(tmp_path, 0, control, deadline=60, address="127.0.0.1") as first,
         Watchdog(tmp_path, 1, control, deadline=60, address="127.0.0.1") as second,
@@ -76,18 +84,18 @@ def test_who_is_asked_answers_and_says_whom_it_reaches(tmp_path: Path) -> None:
         # One that has answered before the other listened answers once more.
         until(lambda: complete(tmp_path, 0, 1) and complete(tmp_path, 1, 0), 2 * RENEW)
     until(lambda: not first.alive and not second.alive)
-    parts = read_parts(tmp_path)
+    parts = read_reports(tmp_path)
     assert parts[0].missed == parts[1].missed == (7,)
-    forget_parts(tmp_path)
+    clear_reports(tmp_path)
 
 
 def test_a_question_that_is_taken_back_and_put_again_at_once_is_answered_again(tmp_path: Path) -> None:
     writer(tmp_path)
-    ask(tmp_path)
+    request_reports(tmp_path)
     with Watchdog(tmp_path, 0, Control(), deadline=60, address="127.0.0.1"):
         until(lambda: complete(tmp_path, 0))
-        forget_parts(tmp_path)
-        ask(tmp_path)
+        clear_reports(tmp_path)
+        request_reports(tmp_path)
         until(lambda: complete(tmp_path, 0), RENEW / 3)
 
 
@@ -110,7 +118,7 @@ def test_what_was_open_in_an_earlier_start_is_no_hang_of_this_one(
     monkeypatch.setattr(module, "read_ring", lambda path: looks.append(path) or read(path))
     with Watchdog(tmp_path, 0, Control(), deadline=0.01, address="127.0.0.1") as watchdog:
         until(lambda: len(looks) > 3)
-        assert not asked(tmp_path)
+        assert not reports_requested(tmp_path)
     until(lambda: not watchdog.alive)
 
 

@@ -35,7 +35,8 @@ def test_attention_with_all_scores_in_memory_is_the_fused_kernel_s(causal: bool)
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_gpu_s_kernels_are_called_as_they_are_declared(dtype: torch.dtype) -> None:
-    """By their shape functions: nothing is computed. bf16 shares key/value heads, fp32 repeats them."""
+    """By their shape functions: nothing is computed. bf16 shares key/value heads, fp32 repeats
+    them."""
     with FakeTensorMode():
         q, k, v = (torch.empty(2, heads, 8, 16, dtype=dtype, device="cuda") for heads in (4, 2, 2))
         out, lse = sequence._attend(q, k, v, causal=True)
@@ -50,10 +51,10 @@ def test_a_ring_adds_up_in_fp32_what_comes_in_bf16(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(1, 2, 8, 4).to(dtype) for _ in range(3))
     block, found = torch.stack((k, v)), list[torch.Tensor]()
     for owner in (1, 0):
-        sequence.attend_block(found, q, block, sequence.RingTurn(owner, 1, 2))
+        sequence.attend_block(found, q, block, sequence.RingStep(owner, 1, 2))
         assert found[0].dtype == torch.float32
     found[0], into = found[0].to(dtype), (torch.zeros(1, 2, 8, 4), torch.zeros(2, 1, 2, 8, 4))
-    sequence.block_gradient(q, q, block, found, into, sequence.RingTurn(0, 1, 2))
+    sequence.block_gradient(q, q, block, found, into, sequence.RingStep(0, 1, 2))
     assert all(each.dtype == torch.float32 and each.any() for each in into)
 
 
@@ -114,16 +115,16 @@ def test_turns_of_a_ring_show_every_query_its_window_once(size: int, window: int
               for r in range(size)]  # fmt: skip
     for rank, owner in itertools.product(range(size), range(size)):
         seen = torch.zeros(2 * half, 2 * half)
-        for sight in sequence.RingTurn(owner, rank, size, window).sights(2 * half):
+        for sight in sequence.RingStep(owner, rank, size, window).tiles(2 * half):
             part = seen[sight.rows, sight.columns]
             part += shown(sight, part)
         back = torch.tensor(places[rank])[:, None] - torch.tensor(places[owner])
         assert torch.equal(seen, ((back >= 0) & (back < window)).float())
 
 
-def shown(sight: sequence.Sight, part: Tensor) -> Tensor:
-    """Which of a sight's keys each of its queries sees: one at least, since a softmax of nothing would be
-    NaN."""
+def shown(sight: sequence.MaskTile, part: Tensor) -> Tensor:
+    """Which of a sight's keys each of its queries sees: one at least, since a softmax of nothing
+    would be NaN."""
     seen = torch.ones_like(part, dtype=torch.bool)
     if sight.near is not None:
         seen = sight.near.mask(part[None, None], part.t()[None, None]) == 0
@@ -145,7 +146,7 @@ def test_turns_of_a_ring_show_every_query_its_document_once(size: int, window: i
               for r in range(size)]  # fmt: skip
     for rank, owner in itertools.product(range(size), range(size)):
         seen = torch.zeros(3, 2 * half, 2 * half)
-        for sight in sequence.RingTurn(owner, rank, size, window, documents).sights(2 * half):
+        for sight in sequence.RingStep(owner, rank, size, window, documents).tiles(2 * half):
             part = seen[sight.samples, sight.rows, sight.columns]
             part += shown(sight, part[0])
         at, there = torch.tensor(places[rank]), torch.tensor(places[owner])

@@ -1,4 +1,5 @@
-"""The formulas that are compiled give what torch gives op by op, forward and backward; masks to the bit."""
+"""The formulas that are compiled give what torch gives op by op, forward and backward; masks to the
+bit."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from plait.train.model import formulas
 from plait.train.model.compiled import Compiled
 from plait.train.model.dropout import DropoutKey, Mask
 from plait.train.model.dropped_attention import attend
+from plait.train.model.formulas import Rope
 from plait.train.model.kernels import EAGER, Scale, Summands
-from plait.train.model.rope import Rope
 from tests.support.models import llama
 
 PLAIN = Compiled(formulas.ALL)

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.train.comm.tree import largest
 from plait.train.machine.device import RankDevice
-from plait.train.profile.clock import FEWEST, LONG_ENOUGH, MOST, Clock, MedianSeconds, slowest
+from plait.train.tune.timing import FEWEST, LONG_ENOUGH, MOST, Clock, MedianSeconds
 from tests.support.threads import threads
 
 CPU = RankDevice(torch.device("cpu"))
@@ -52,7 +53,7 @@ class Hours:
 @pytest.fixture
 def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
     found = Hours()
-    monkeypatch.setattr("plait.train.profile.clock.time", found)
+    monkeypatch.setattr("plait.train.tune.timing.time", found)
     return found
 
 
@@ -78,8 +79,8 @@ def test_the_first_run_is_none_of_the_samples(hours: Hours) -> None:
 
 @pytest.mark.parametrize("crowd", [1.0, 3.0])
 def test_where_ranks_share_cores_computation_takes_processor_seconds(crowd: float) -> None:
-    """As many times as many as ranks share a core; by the wall's clock, samples are shorter than a time slice
-    and have the core for themselves. Waiting takes none."""
+    """As many times as many as ranks share a core; by the wall's clock, samples are shorter than a
+    time slice and have the core for themselves. Waiting takes none."""
     clock = Clock(CPU, time.monotonic() + 10, crowd)
     found = clock.sample(lambda: time.sleep(0.02), 0.0, together=False).seconds
     assert found >= 0.02 if crowd == 1 else found < 0.01
@@ -180,7 +181,7 @@ def test_ranks_begin_together_and_the_slowest_counts() -> None:
             time.sleep(0.004 if (next(times) + rank) % 2 else 0.001)
 
         together, apart = (clock.sample(run, 0.0, together=one) for one in (True, False))
-        return slowest([float(rank), -float(rank)]), together, apart
+        return largest([float(rank), -float(rank)]), together, apart
 
     found = threads(2).run(measure)
     assert [one[0] for one in found] == [[1.0, 0.0]] * 2

@@ -1,4 +1,5 @@
-"""Which groups are measured, of which sizes, and when a curve ends; by a clock that the test sets."""
+"""Which groups are measured, of which sizes, and when a curve ends; by a clock that the test
+sets."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ import torch
 from plait.core.cluster.profile import Group
 from plait.train.comm.wire import NullWire
 from plait.train.profile import collectives as module
-from plait.train.profile.clock import FEWEST, MedianSeconds
 from plait.train.profile.collectives import (
     ALWAYS,
     GROWTH,
@@ -24,6 +24,7 @@ from plait.train.profile.collectives import (
     operation,
     transfer,
 )
+from plait.train.tune.timing import FEWEST, MedianSeconds
 from tests.dist.equality import DEVICE
 
 

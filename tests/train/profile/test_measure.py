@@ -1,7 +1,11 @@
-"""A whole profile of ranks that are threads, in as little time as it takes. More in ``tests/dist``."""
+"""A whole profile of ranks that are threads, in as little time as it takes. More in
+``tests/dist``."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -9,30 +13,41 @@ import pytest
 
 from plait.core.base.env import RankEnv
 from plait.core.cluster.profile import Profile
+from plait.core.model.spec import ModelSpec
 from plait.train.profile import collectives, compute
 from plait.train.profile.measure import MeasureRequest, machine_of, measure_profile
 from tests.dist.equality import DEVICE
-from tests.dist.profiling import MODEL
 from tests.support.models import gpt
 from tests.support.threads import threads
 
+MODEL = ModelSpec(family="gpt", num_layers=4, hidden=64, num_heads=4, vocab=100, max_sequence=32)
 
-def measured(world: int, per_node: int, **order: Any) -> tuple[Profile, list[str]]:
-    """What all ranks have found, and what rank 0 said."""
 
-    def measure(rank: int) -> tuple[Profile, list[str]]:
-        said: list[str] = []
-        env = RankEnv(rank=rank, world_size=world, local_rank=rank % per_node, local_world_size=per_node)
-        wanted = MeasureRequest(**{"seconds": 0.0, "model": MODEL, "batch": 2, **order})
-        return measure_profile(wanted, env, DEVICE, deadline=0.0, cores=2, say=said.append), said
-
+@contextmanager
+def small() -> Iterator[None]:
+    """Few shapes meanwhile, none of them large."""
     with (
         mock.patch.object(compute, "TOKENS", {"cpu": (16, 64)}),
         mock.patch.object(compute, "CORES", {"cpu": ((2, 32, 16),)}),
         mock.patch.object(compute, "PASSES", {"cpu": (1 << 18,)}),
         mock.patch.object(collectives, "LARGEST", {"gloo": 1 << 20}),
     ):
-        (first, said), *others = threads(world).run(measure)
+        yield
+
+
+def of_rank(rank: int, world: int, per_node: int, order: dict[str, Any]) -> tuple[Profile, list[str]]:
+    """What a rank has found and said."""
+    said: list[str] = []
+    env = RankEnv(rank=rank, world_size=world, local_rank=rank % per_node, local_world_size=per_node)
+    wanted = MeasureRequest(**{"seconds": 0.0, "model": MODEL, "batch": 2, **order})
+    deadline = time.monotonic() + wanted.seconds
+    return measure_profile(wanted, env, DEVICE, deadline=deadline, cores=2, say=said.append), said
+
+
+def measured(world: int, per_node: int, **order: Any) -> tuple[Profile, list[str]]:
+    """What all ranks have found, and what rank 0 said."""
+    with small():
+        (first, said), *others = threads(world).run(of_rank, world, per_node, order)
     for other, _ in others:
         assert (other.collectives, other.overlaps) == (first.collectives, first.overlaps)
     return first, said
@@ -79,7 +94,7 @@ def test_a_layer_without_room_is_left_out_with_a_word(monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(DEVICE), "memory", 16 * 1000)
     found, said = measured(1, 1)
     assert not found.modules
-    assert "a layer of this model has no room on a device; its modules are left out" in said
+    assert "a layer of this model does not fit on a device; its modules are not measured" in said
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""What is measured: layouts, messages, slow-downs, a layer's modules and plain operations on this machine."""
+"""What is measured: layouts, messages, slow-downs, a layer's modules and plain operations on this
+machine."""
 
 from __future__ import annotations
 
@@ -18,11 +19,10 @@ from plait.core.reshard.plan import messages
 from plait.core.step.seconds import rates
 from plait.train.machine.device import RankDevice
 from plait.train.profile import compute
-from plait.train.profile.clock import Clock, MedianSeconds
-from plait.train.profile.collectives import layouts, transfer
+from plait.train.profile.collectives import Ends, factors, layouts, transfer
 from plait.train.profile.compute import CORES, PASSES, measure_attention, measure_passes, measure_products
 from plait.train.profile.measure import measure_modules
-from plait.train.profile.overlaps import Ends, factors
+from plait.train.tune.timing import Clock, MedianSeconds
 
 CPU = RankDevice(torch.device("cpu"))
 SMALL = ModelSpec(family="llama", num_layers=3, hidden=32, num_heads=4, num_kv_heads=2, ffn_hidden=48, vocab=50,
@@ -74,7 +74,7 @@ def test_slow_downs_are_found_from_the_ends(compute: float, sent: float, k_c: fl
         for name, value in (("slow_computation", k_c), ("slow_communication", k_m))
     }
     cluster = cluster.model_copy(update={"efficiency": cluster.efficiency.model_copy(update=slow)})
-    last = float(rates.together(cluster, compute, sent))
+    last = float(rates.overlapped(cluster, compute, sent))
     first = min(compute * k_c, sent * k_m)
     ends = Ends(last, first) if compute * k_c >= sent * k_m else Ends(first, last)
     assert factors(Ends(compute, sent), ends) == pytest.approx((k_c, k_m), rel=1e-6)
@@ -118,7 +118,7 @@ def test_a_u_transformers_layer_is_gpts() -> None:
     assert {one.family for one in measure_modules(CPU, spec, 1, "fp32", None, clock())} == {"gpt"}
 
 
-class Budgets:
+class Budgets(Clock):
     """A clock with so many seconds left, which notes what it is given to spend."""
 
     def __init__(self, left: float) -> None:

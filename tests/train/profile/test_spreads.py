@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from plait.core.base.env import RankEnv
 from plait.core.base.errors import JobError
-from plait.core.cluster.placement_profile import PlacementProfile
+from plait.core.cluster.network import PlacementProfile
 from plait.core.cluster.profile import Group
-from plait.train.profile import collectives, spreads
-from plait.train.profile.clock import MedianSeconds
+from plait.train.profile import collectives
+from plait.train.profile import measure as spreads
 from plait.train.profile.collectives import EqualGroups
-from plait.train.profile.spreads import measure_spreads, spread_layouts
+from plait.train.profile.measure import measure_spreads, spread_layouts
+from plait.train.tune.timing import Clock, MedianSeconds
 from tests.dist.equality import DEVICE
 from tests.support.threads import threads
 
@@ -88,7 +89,10 @@ def test_every_other_group_is_timed_alone_with_its_part_of_what_is_left(monkeypa
             assert (kind, dtype) == ("all_reduce", torch.float32)
             return collectives.Operation(size + 1, lambda: ran.append(f"own {at}"))
 
-    class Counting:
+    class Counting(Clock):
+        def __init__(self) -> None:
+            pass
+
         def left(self) -> float:
             return 12.0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.base.errors import RankFailure
-from plait.core.runs.missing import Missing
+from plait.core.runs.progress import Missing
 from plait.train.record.metrics import MetricsFile
 
 
@@ -54,7 +54,7 @@ def test_metrics_of_later_steps_and_unfinished_lines_are_forgotten(tmp_path: Pat
     for rest in ("", '{"step": 5, "lo', '{"step": 5}', "\n"):
         path.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 5)) + rest)
         file = MetricsFile(tmp_path, Missing("metrics.jsonl"))
-        file.forget_after(3)
+        file.remove_after(3)
         file.add({"step": 4})
         file.close()
         assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
@@ -80,10 +80,10 @@ def test_a_line_that_cannot_be_read_is_set_aside_and_those_after_it_stay(tmp_pat
     lines = [f'{{"step": {step}}}\n'.encode() for step in range(1, 61)]
     path.write_bytes(b"".join([*lines[:4], bad, b"\n", *lines[4:]]))
     file = MetricsFile(tmp_path, Missing("metrics.jsonl"))
-    assert file.forget_after(50) == 1
+    assert file.remove_after(50) == 1
     assert path.read_bytes() == b"".join(lines[:50])
     assert (tmp_path / "metrics.unreadable").read_bytes() == bad + b"\n"
-    assert file.forget_after(50) == 0, "once"
+    assert file.remove_after(50) == 0, "once"
     file.close()
 
 
@@ -141,9 +141,9 @@ def test_what_a_disk_refuses_is_counted_and_nothing_is_forgotten(
     said = list[str]()
     missing = Missing("metrics.jsonl", said.append)
     file = MetricsFile(tmp_path, missing)
-    assert file.forget_after(3) == 0  # there is none
+    assert file.remove_after(3) == 0  # there is none
     file.path.mkdir()
-    assert file.forget_after(3) == 0 and not said
+    assert file.remove_after(3) == 0 and not said
     file.add({"step": 1})
     assert missing.steps == 1 and len(said) == 1
     file.path.rmdir()
@@ -153,7 +153,7 @@ def test_what_a_disk_refuses_is_counted_and_nothing_is_forgotten(
         raise OSError(28, "No space left")
 
     monkeypatch.setattr(os, "truncate", full)
-    assert file.forget_after(1) == 0
+    assert file.remove_after(1) == 0
     assert missing.steps == 1, "no step of this run is missing"
     assert file.path.read_text() == '{"step": 1}\n{"step": 2}\n'
     file.close()
@@ -187,7 +187,7 @@ def test_a_folder_that_is_gone_ends_the_run_and_a_disk_in_trouble_does_not(
         if error is PermissionError:
             file.check()
         else:
-            with pytest.raises(RankFailure, match="was removed or moved while the run went on"):
+            with pytest.raises(RankFailure, match="was removed or moved during the run"):
                 file.check()
     file.close()
 
@@ -197,7 +197,7 @@ def test_lines_that_are_too_long_are_set_aside_whole(tmp_path: Path, monkeypatch
     long = b'{"step": 1, "text": "' + b"x" * 50 + b'"}\n'
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + long + b'{"step": 2}\n\n{"step": 3}\n{"st')
     file = MetricsFile(tmp_path, Missing("metrics.jsonl"))
-    assert file.forget_after(2) == 1
+    assert file.remove_after(2) == 1
     assert file.path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
     assert (tmp_path / "metrics.unreadable").read_bytes() == long
     file.close()
@@ -207,6 +207,6 @@ def test_a_metrics_file_that_ends_with_what_is_kept_is_left_as_it_is(tmp_path: P
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n{"step": 2}\n')
     file, before = MetricsFile(tmp_path, Missing("metrics.jsonl")), path.stat()
-    assert file.forget_after(2) == 0
+    assert file.remove_after(2) == 0
     assert path.read_bytes() == b'{"step": 0}\n{"step": 2}\n' and path.stat().st_ino == before.st_ino
     file.close()

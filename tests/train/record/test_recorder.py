@@ -12,10 +12,10 @@ from unittest import mock
 import torch
 
 from plait.core.base.env import RankEnv
-from plait.core.record.ring import NOBODY, RecordKind, read_ring
+from plait.core.record.ring import UNSET, RecordKind, read_ring
 from plait.core.record.rollup import PROCESSOR
-from plait.core.runs.missing import Missing
-from plait.core.step.units import UnitOp
+from plait.core.runs.progress import Missing
+from plait.core.step.traffic import UnitOp
 from plait.train.machine.device import RankDevice
 from plait.train.record.recorder import Recorder, open_recorder
 
@@ -25,7 +25,8 @@ PUBLISH, NEED = UnitOp("publish", ("attn", 0), True), UnitOp("need", ("attn", 0)
 def test_what_is_done_for_the_next_step_comes_with_it_whenever_it_ends() -> None:
     recorder = Recorder(RankDevice(torch.device("cpu")))
     early, late = (
-        recorder.enqueue(RecordKind.JOB, recorder.name_of(PUBLISH), step=recorder.ticket(later=True)) for _ in range(2)
+        recorder.enqueue(RecordKind.JOB, recorder.name_of(PUBLISH), step=recorder.current_step(later=True))
+        for _ in range(2)
     )
     recorder.end(recorder.begin(RecordKind.WAIT, recorder.name_of(NEED)))
     recorder.start(early)
@@ -40,10 +41,10 @@ def test_what_is_done_for_the_next_step_comes_with_it_whenever_it_ends() -> None
 def test_what_starts_while_it_is_paused_belongs_to_no_step() -> None:
     recorder = Recorder(RankDevice(torch.device("cpu")))
     with recorder.paused():
-        assert recorder.ticket() == recorder.ticket(later=True) == NOBODY
+        assert recorder.current_step() == recorder.current_step(later=True) == UNSET
         recorder.end(recorder.begin(RecordKind.WAIT, recorder.name_of(NEED)))
     assert recorder.take() == []
-    recorder.handed(recorder.name_of(PUBLISH), lambda: None, step=recorder.ticket(later=True))()
+    recorder.recorded_job(recorder.name_of(PUBLISH), lambda: None, step=recorder.current_step(later=True))()
     recorder.forget()
     recorder.take()
     assert recorder.take() == []
@@ -51,14 +52,14 @@ def test_what_starts_while_it_is_paused_belongs_to_no_step() -> None:
 
 def test_a_step_says_how_much_of_a_processor_it_had() -> None:
     recorder = Recorder(RankDevice(torch.device("cpu")))
-    recorder.begins(0)
+    recorder.begin_step(0)
     time.sleep(0.02)
     until = time.thread_time() + 0.01
     while time.thread_time() < until:
         pass
     had = int(recorder.records().rolled_up(3)["sum_ns"][-1])
     assert 10_000_000 <= had < 20_000_000, "what others had meanwhile does not count"
-    recorder.begins(1)
+    recorder.begin_step(1)
     rows = recorder.records().rolled_up(3)
     [row] = [at for at, kind in enumerate(rows["kind"].tolist()) if kind == PROCESSOR]
     assert [int(rows[name][row]) for name in ("step", "rank", "n")] == [1, 3, 1]
@@ -78,7 +79,7 @@ def test_a_disk_without_room_costs_the_ring_not_the_run(tmp_path: Path) -> None:
 
 def test_the_ring_of_a_run_says_what_the_recorder_was_told(tmp_path: Path) -> None:
     recorder = open_recorder(tmp_path, RankEnv(), "feed", RankDevice(torch.device("cpu")), Missing("the ring"))
-    recorder.begins(41)
+    recorder.begin_step(41)
     number = recorder.begin(RecordKind.WAIT, recorder.name_of(NEED))
     ring = read_ring(tmp_path / "rings" / "rank-00000.ring")
     assert (ring.header.step, ring.header.plan) == (41, "feed")

@@ -11,9 +11,9 @@ from typical import typical_costs
 
 from plait.core.record.ring import RecordKind
 from plait.core.record.timeline import OpSpan
-from plait.core.step.seconds.segment_costs import SegmentCosts
+from plait.core.step.orders.segment_costs import SegmentCosts
 from plait.core.step.segments import Kind, SegmentOp
-from plait.core.step.units import UnitOp
+from plait.core.step.traffic import UnitOp
 from plait.train.machine.device import Fork, Mark, RankDevice
 from plait.train.machine.gpu import device_of
 from plait.train.record.recorder import Recorder
@@ -28,13 +28,14 @@ from plait.train.tune.timing import (
 )
 from tests.support.threads import threads
 
-FIRST, SECOND = SegmentOp("attn", 0, Kind.FIRST, 0), SegmentOp("attn", 1, Kind.FIRST, 0)
-CORE, NETWORK = SegmentOp("attn", 0, Kind.CORE, 0), SegmentOp("mlp", 0, Kind.FIRST, 1)
+FIRST, SECOND = SegmentOp("attn", 0, Kind.COLUMN_FORWARD, 0), SegmentOp("attn", 1, Kind.COLUMN_FORWARD, 0)
+CORE, NETWORK = SegmentOp("attn", 0, Kind.ATTENTION_CORE, 0), SegmentOp("mlp", 0, Kind.COLUMN_FORWARD, 1)
 UNIT = UnitOp("gather", ("attn", 0), True)
 
 
 class Steps:
-    """An executor that records two layers of one op each; every step takes as long as it is told."""
+    """An executor that records two layers of one op each; every step takes as long as it is
+    told."""
 
     def __init__(self, recorder: Recorder, seconds: list[float]) -> None:
         self.recorder, self.seconds = recorder, iter(seconds)
@@ -42,7 +43,7 @@ class Steps:
     def run(self) -> None:
         taken = next(self.seconds)
         for layer in range(2):
-            name = self.recorder.name_of(SegmentOp("mlp", layer, Kind.FIRST, 0))
+            name = self.recorder.name_of(SegmentOp("mlp", layer, Kind.COLUMN_FORWARD, 0))
             self.recorder.ring.begin(RecordKind.COMPUTE, name, self.recorder.step, 1, 1, 1 + round(taken * 1e9))
 
 
@@ -209,7 +210,7 @@ class Behind(RankDevice):
 
 def test_what_is_measured_is_whole_however_far_a_device_is_behind() -> None:
     recorder = Recorder(device := Behind())
-    name = recorder.name_of(SegmentOp("mlp", 0, Kind.FIRST, 0))
+    name = recorder.name_of(SegmentOp("mlp", 0, Kind.COLUMN_FORWARD, 0))
 
     def run() -> None:
         assert device.base == device.made, "it is measured from the device's opening"

@@ -1,5 +1,5 @@
-"""Which candidates are timed, and what is told of them: by a clock and steps that are set. On real ones:
-``test_measure``."""
+"""Which candidates are timed, and what is told of them: by a clock and steps that are set. On real
+ones: ``test_measure``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from plait.core.job.plan import Choices
-from plait.core.job.refine import Measurements, Times
-from plait.core.job.worth_timing import Timing
+from plait.core.job.refine import Measurements, Times, Timing
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.timeline import OpSpan
 from plait.core.step.schedule import Transfer
 from plait.core.step.segments import Kind, SegmentOp
-from plait.core.step.units import UnitOp
-from plait.train.engine.compiling import Compilation
+from plait.core.step.traffic import UnitOp
+from plait.train.engine.agreement import Compilation
 from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.engine.shards import Shards
 from plait.train.machine.device import RankDevice
@@ -32,12 +31,13 @@ from tests.support.threads import threads
 from tests.train.tune.test_measure import measured
 
 GPT = gpt()
-OP, UNIT = SegmentOp("mlp", 0, Kind.FIRST, 0), UnitOp("gather", ("mlp", 0), True)
+OP, UNIT = SegmentOp("mlp", 0, Kind.COLUMN_FORWARD, 0), UnitOp("gather", ("mlp", 0), True)
 SPANS = [
     OpSpan(OP, "compute", 100.0, 103.0), OpSpan(OP, "comm", 103.0, 107.0), OpSpan(OP, "wait", 104.0, 107.0),
     OpSpan(UNIT, "comm", 100.0, 120.0), OpSpan(UNIT, "wait", 107.0, 127.0),
 ]  # fmt: skip
-"""A step's: three seconds of computing, three of waiting, four of a collective, twenty of a unit's."""
+"""A step's: three seconds of computing, three of waiting, four of a collective, twenty of a
+unit's."""
 
 
 def rank() -> int:
@@ -46,8 +46,8 @@ def rank() -> int:
 
 @dataclass
 class Told:
-    """What others were told, in order, and what they answer. seconds: of each candidate timed. ticks: of
-    every rank, what its clock moves between two looks at it. runs: the first of what is
+    """What others were told, in order, and what they answer. seconds: of each candidate timed.
+    ticks: of every rank, what its clock moves between two looks at it. runs: the first of what is
     timed. slower: by what a rank computes longer than the one before."""
 
     timing: Timing | None = None
@@ -79,9 +79,9 @@ class Told:
         ]
         return [later] * times
 
-    def afford(self, *asked: float, beside: float) -> Timing:
+    def afford(self, *asked: float, overhead: float) -> Timing:
         if rank() == 0:
-            self.affordable.append((*asked, beside))
+            self.affordable.append((*asked, overhead))
         return self.timing or Timing(0, 0, int(asked[-1]), 0.0, 0.0)
 
     def interleave(self, runs: Sequence[Any], device: Any, *, rounds: int) -> list[float]:
@@ -105,7 +105,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     one = Told()
     monkeypatch.setattr(measure, "time", one)
     monkeypatch.setattr(measure, "recorded", one.record)
-    monkeypatch.setattr(measure, "affordable", one.afford)
+    monkeypatch.setattr(measure, "timing_budget", one.afford)
     monkeypatch.setattr(measure, "time_interleaved", one.interleave)
     monkeypatch.setattr(measure, "worth_compiling", one.pays)
     return one
@@ -194,12 +194,12 @@ def test_a_step_is_timed_with_all_that_sharding_does_in_it(told: Told, monkeypat
 
         monkeypatch.setattr(kind, name, noted)
 
-    for kind, names in ((PipelineExecutor, ("ahead", "run")), (Shards, ("complete", "publish", "settle"))):
+    for kind, names in ((PipelineExecutor, ("prefetch", "run")), (Shards, ("complete", "publish", "settle"))):
         for name in names:
             note(kind, name)
     told.timing, told.runs = Timing(2, 3, 4, 7.0, 9.0), True
     measured(GPT, [(2, 1)], Choices(shard_overlap=True), 50, "zero3")
-    step = ["ahead", "run", "complete", "publish"]
+    step = ["prefetch", "run", "complete", "publish"]
     assert [name for name in called if name != "settle"] == [*step, *step, "complete"], "a plain one to warm up"
     assert called[-2:] == ["settle", "settle"], "what is still being reduced is none of the next step's"
 
@@ -239,7 +239,7 @@ def test_graphs_are_timed_with_and_without(told: Told, monkeypatch: pytest.Monke
     ((found, chosen),) = measured(GPT, [(1, 1)], Choices(cuda_graphs=True), 50)
     assert [(timed.strategy.cuda_graphs, timed.seconds) for timed in found.graphed] == [(False, 0.25), (True, 0.125)]
     assert chosen.cuda_graphs and told.timed == [(2, 3)]
-    assert found.notes["cuda_graphs"] == "a step takes 125.0 ms captured, 250.0 ms if not"
+    assert found.notes["cuda_graphs"] == "a step takes 125.0 ms with CUDA graphs, 250.0 ms without"
 
 
 def test_what_was_found_before_is_kept_and_followed(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,8 @@ def test_what_was_found_before_is_kept_and_followed(told: Told, monkeypatch: pyt
 def test_a_place_is_as_busy_as_its_busiest_rank_but_for_what_travels(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of its four micro-batches takes a quarter of the step that comes after the one to warm up."""
+    """Each of its four micro-batches takes a quarter of the step that comes after the one to warm
+    up."""
     monkeypatch.setattr(measure, "travel_times", lambda courier, place, device: [0.5])
     found = [one.times for one, _ in measured(GPT, [(2, 1), (1, 1)], Choices(slack=True), 50)]
     assert found == [Times(((4 + 3) / 4, (5 + 3) / 4), (0.5,))] * 3

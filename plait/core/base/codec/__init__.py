@@ -1,5 +1,6 @@
-"""The ways in and out of JSON, TOML and YAML, each within limits, each with one wording of refusals."""
+"""Readers and writers of JSON, TOML and YAML, each with size limits and one wording of its
+errors."""
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["counts", "data", "json_stream", "json_text", "stamped", "toml_text", "words", "yaml_text"]
+__all__ = ["data", "json_stream", "json_text", "stamped", "toml_text", "yaml_text"]

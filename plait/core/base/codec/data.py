@@ -1,18 +1,21 @@
-"""Plain values, as JSON and TOML have them, made into the types that say what they are.
+"""Conversion of plain values, as in JSON and TOML, to dataclasses, named tuples and pydantic
+models.
 
-Values are taken as they are: no text for a number, no number for a truth value, nothing that is not finite.
+Conversion is strict: a text is no number, a number is no boolean, and all numbers must be finite.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import is_dataclass
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -20,19 +23,19 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, SchemaValidator, core_schema
 
-from plait.core.base.codec.counts import Count as Count
-from plait.core.base.codec.counts import Nanoseconds as Nanoseconds
-from plait.core.base.codec.counts import Natural as Natural
-from plait.core.base.codec.counts import NotNegative as NotNegative
-from plait.core.base.codec.counts import Positive as Positive
-from plait.core.base.codec.counts import Whole as Whole
-from plait.core.base.codec.toml_text import show
+from plait.core.base.codec.toml_text import COMMAND_LINE, override, read_toml, show
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.numbers import LARGEST
+from plait.core.base.numbers import Count as Count
+from plait.core.base.numbers import Nanoseconds as Nanoseconds
+from plait.core.base.numbers import Natural as Natural
+from plait.core.base.numbers import NotNegative as NotNegative
+from plait.core.base.numbers import Positive as Positive
+from plait.core.base.numbers import Whole as Whole
 
 T = TypeVar("T")
 PART = 1000
-"""Keys of a table that are checked at once."""
+"""The number of a table's keys that are validated at once."""
 
 
 def _listed(value: Any) -> Any:
@@ -40,36 +43,38 @@ def _listed(value: Any) -> Any:
 
 
 Texts = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_listed)]
-"""A list of texts; one may stand without a list."""
+"""A list of texts; a single text is accepted as a list of one."""
 
 
 class Section(BaseModel):
-    """A table of a file that people write. Its keys are its fields; a key it has not is refused."""
+    """A table of a file that people write. Its fields are the allowed keys; unknown keys are
+    errors."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
 
-def decode(kind: type[T], values: Any, at: str = "", *, others: bool = False) -> T:
-    """What ``values`` say, as a ``kind``: a Section, a dataclass, a named tuple, with those inside it.
+def decode(kind: type[T], values: Any, at: str = "", *, ignore_unknown: bool = False) -> T:
+    """Return ``values`` as a ``kind``: a Section, a dataclass, a named tuple, and nested ones.
 
-    Lists count as tuples, tables as dataclasses; a number keeps its type. others: whether keys that ``kind``
-    has not are passed over. at: the key of the values, for messages. Raises JobError naming the first key
-    that is wrong, its value and what is allowed; and what a dataclass raises where it is made.
+    Lists become tuples, tables become dataclasses; a whole number stays an int where a float is
+    allowed. ignore_unknown: True if unknown keys are ignored. at: the key of the values, for
+    messages. Raises JobError naming the first wrong key, its value and what is allowed; errors of a
+    dataclass's constructor pass.
     """
     try:
-        return _validator(kind, others).validate_python([values])[0]
+        return _validator(kind, ignore_unknown).validate_python([values])[0]
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    # Every branch of a union complains; the one that got furthest is the one that the user meant.
+    # Every branch of a union reports errors; the user meant the branch that got furthest.
     first = max((e for e in errors if e["loc"][:3] == errors[0]["loc"][:3]), key=lambda e: len(e["loc"]))
     raise _explained(_misspelt(errors) or first, kind, values, at)
 
 
 def check_limits(record: Any, at: str) -> None:
-    """Raise JobError for a number of a record, which code has made, that is out of its type's limits. at: the
-    key of the record."""
+    """Raise JobError if a number of a record, which code has made, is outside its type's limits.
+    at: the record's key."""
     for name, (kind, limits) in _limited(cast("type[Any]", type(record))).items():
         value = getattr(record, name)
         if not all(_HOLDS[type(limit)](value, _bound(limit)) for limit in limits):
@@ -78,25 +83,27 @@ def check_limits(record: Any, at: str) -> None:
 
 @cache
 def _limited(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Fields with limits: their types and these."""
+    """Return the fields with limits: their types and limits."""
     found = {name: (one, getattr(one, "__metadata__", ())) for name, (one, _) in _fields(kind).items()}
     limits = {name: (one, tuple(each for each in said if type(each) in _SIGNS)) for name, (one, said) in found.items()}
     return {name: (one, each) for name, (one, each) in limits.items() if each}
 
 
-# ---- what pydantic makes of a type ----
+# ---- pydantic's validators ----
 
 
 @cache
-def _validator(kind: type[Any], others: bool) -> SchemaValidator:
-    """In a list, since a type with a configuration of its own takes none."""
-    config = ConfigDict(extra="ignore" if others else "forbid", allow_inf_nan=False)
+def _validator(kind: type[Any], ignore_unknown: bool) -> SchemaValidator:
+    """Return the validator of a list of ``kind``: a type with its own configuration accepts none
+    directly."""
+    config = ConfigDict(extra="ignore" if ignore_unknown else "forbid", allow_inf_nan=False)
     return SchemaValidator(_exact(TypeAdapter(cast("Any", list).__class_getitem__(kind), config=config).core_schema))
 
 
 def _exact(schema: Any) -> Any:
-    """A schema that takes each value as it is, and tells of a list only the first that is wrong, of a table
-    those of ``PART`` keys: each takes kilobytes. Sections say this themselves."""
+    """Return the schema without conversion of values. Of a list, only the first error is reported,
+    of a table the errors of ``PART`` keys: each error takes kilobytes. Sections configure this
+    themselves."""
     if isinstance(schema, list | tuple):
         return type(cast("list[Any]", schema))(map(_exact, cast("list[Any]", schema)))
     if not isinstance(schema, dict) or cast("Any", schema).get("type") == "model":
@@ -105,7 +112,7 @@ def _exact(schema: Any) -> Any:
     match made.get("type"):
         case "int" | "str" | "bool":
             return made | {"strict": True}
-        case "float":  # 1 stays 1, as hashes of files have it
+        case "float":  # 1 stays 1, not 1.0: hashes of files depend on it
             strict = cast("Any", made | {"strict": True, "allow_inf_nan": False})
             return core_schema.no_info_wrap_validator_function(_as_it_is, strict)
         case "list" | "tuple":
@@ -118,7 +125,7 @@ def _exact(schema: Any) -> Any:
 
 
 def _in_parts(value: Any, check: Callable[[Any], Any]) -> Any:
-    """A table, of which one part is checked after the other."""
+    """Validate a table part by part."""
     if not isinstance(value, dict) or len(cast("dict[Any, Any]", value)) <= PART:
         return check(value)
     found, items = dict[Any, Any](), iter(cast("dict[Any, Any]", value).items())
@@ -128,7 +135,8 @@ def _in_parts(value: Any, check: Callable[[Any], Any]) -> Any:
 
 
 def _few_keys(value: Any, check: Callable[[Any], Any]) -> Any:
-    """A table with keys of its own, of which there are few: of very many, some are enough to be refused."""
+    """Validate a table with fixed keys. Of a table with very many keys only ``PART`` are validated,
+    enough for an error."""
     if not isinstance(value, dict) or len(cast("dict[Any, Any]", value)) <= PART:
         return check(value)
     return check(dict(islice(cast("dict[Any, Any]", value).items(), PART)))
@@ -139,12 +147,12 @@ def _as_it_is(value: Any, check: Callable[[Any], Any]) -> Any:
     return value
 
 
-# ---- what is wrong, in words ----
+# ---- messages of errors ----
 
 
 class _Place(NamedTuple):
-    """Where a value is wrong. path: its keys. known: those that its table may have. kind, limits: what stands
-    there; None where nothing is known to."""
+    """The location of a wrong value. path: its keys. known: the keys that its table may have. kind,
+    limits: the type and limits of the value; None if unknown."""
 
     path: str
     known: tuple[str, ...]
@@ -156,7 +164,7 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def _misspelt(errors: Sequence[ErrorDetails]) -> ErrorDetails | None:
-    """Of an unknown key that stands where one like it is missing."""
+    """Return the error of an unknown key that resembles a missing key of the same table."""
     missing = {error["loc"] for error in errors if error["type"].startswith("missing")}
     for error in errors:
         *table, key = error["loc"]
@@ -189,15 +197,19 @@ def _explained(first: ErrorDetails, kind: type[Any], values: Any, at: str) -> Jo
     return _not_allowed(first.get("input"), key, ", ".join([allowed(place.kind, place.limits), *wide]))
 
 
-def _not_allowed(value: Any, key: str, told: str) -> JobError:
-    """told: what is, in words."""
+def _not_allowed(value: Any, key: str, expected: str) -> JobError:
+    """Return the error for a wrong value. expected: the allowed values in words."""
     finite = not isinstance(value, float) or math.isfinite(value)
-    return JobError(f"{show(value)} is not {'allowed' if finite else 'finite'}", key=key, fix=f"Allowed: {told}")
+    return JobError(f"{show(value)} is not {'allowed' if finite else 'finite'}", key=key, fix=f"Allowed: {expected}")
 
 
 def _place(location: tuple[int | str, ...], kind: type[Any], values: Any) -> _Place:
-    """Where one of pydantic's locations, which also name branches of unions, lies in the values. A table in a
-    list is called by its name, if it has one, else by its number; a plain value in a list as the list."""
+    """Return the location in the values for one of pydantic's locations, which also name branches
+    of unions.
+
+    A table in a list is named by its name, if it has one, else by its index; a plain value in a
+    list by the list's key.
+    """
     path, here, tables = "", _Place("", (), kind), _records(kind)
     at: Any = values
     for part in location:
@@ -236,7 +248,7 @@ def _has(values: Any, part: int | str) -> bool:
 
 
 def _fields(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """What a table may have, by key: its type and its limits."""
+    """Return the fields of a table by key: type and limits."""
     if issubclass(kind, BaseModel):
         shown = {name: one for name, one in kind.model_fields.items() if not one.exclude}
         return {name: (one.annotation, tuple(one.metadata)) for name, one in shown.items()}
@@ -246,7 +258,7 @@ def _fields(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 
 def _records(annotation: Any) -> list[Any]:
-    """The tables in a type."""
+    """Return the table types within a type."""
     if _is_record(annotation):
         return [annotation]
     return [one for part in get_args(annotation) for one in _records(part)]
@@ -276,25 +288,25 @@ _SIGNS = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
 _HOLDS: dict[Any, Callable[[float, float], bool]] = {Ge: operator.ge, Gt: operator.gt, Le: operator.le, Lt: operator.lt}
 
 
-class Such(str):
-    """Examples of a text, which its refusal has in place of its pattern."""
+class Example(str):
+    """An example of a text, which error messages show instead of its pattern."""
 
     __slots__ = ()
 
 
-class Also(str):
-    """A word that is taken besides what a type takes, as by a validator."""
+class ExtraValue(str):
+    """A word that is allowed in addition to a type's values, as by a validator."""
 
     __slots__ = ()
 
 
-OrAuto = Annotated[T, Also("auto")]
-"""A value that may be left to the planner: ``auto`` is taken out before values are checked."""
+OrAuto = Annotated[T, ExtraValue("auto")]
+"""A value that the planner may choose: ``auto`` is removed before values are validated."""
 
 
 def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within: bool = False) -> str:
-    """What a type takes, in words. Bounds that nobody means to reach are left out. within: a table, whose own
-    tables are not spelled out.
+    """Return the values that a type allows, in words. Bounds of ``LARGEST`` and more are left out.
+    within: True for a table in a table, whose keys are not listed.
 
     >>> allowed(int, [Ge(1)])
     'a whole number of at least 1'
@@ -302,13 +314,13 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within
     'a number above 0'
     >>> allowed(Literal["auto"] | bool), allowed(Literal[0, 1])
     ('"auto" or true or false', '0 or 1')
-    >>> allowed(Annotated[str, Such("2/minipod")])
+    >>> allowed(Annotated[str, Example("2/minipod")])
     'a text such as 2/minipod'
-    >>> allowed(Annotated[Literal["sync"], Also("off")])
+    >>> allowed(Annotated[Literal["sync"], ExtraValue("off")])
     '"sync" or "off"'
     """
-    if also := [limit for limit in limits if isinstance(limit, Also)]:
-        rest = [limit for limit in limits if not isinstance(limit, Also)]
+    if also := [limit for limit in limits if isinstance(limit, ExtraValue)]:
+        rest = [limit for limit in limits if not isinstance(limit, ExtraValue)]
         return " or ".join([allowed(annotation, rest, within=within), *(show(str(word)) for word in also)])
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
@@ -328,7 +340,7 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within
     if _is_record(annotation):
         keys = ", ".join(f"{name} = {allowed(*one, within=True)}" for name, one in _fields(annotation).items())
         return f"{{ {keys} }}"
-    if examples := [limit for limit in limits if isinstance(limit, Such)]:
+    if examples := [limit for limit in limits if isinstance(limit, Example)]:
         return f"a text such as {examples[0]}"
     if patterns := [pattern for limit in limits if (pattern := getattr(limit, "pattern", None))]:
         return f"a text that matches {patterns[0]}"
@@ -340,3 +352,48 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = (), *, within
 
 def _bound(limit: Any) -> float:
     return next(getattr(limit, name) for name in ("ge", "gt", "le", "lt") if hasattr(limit, name))
+
+
+def read_settings(kind: type[T], words: Sequence[str], file: Path | None = None, *, paths: Sequence[str] = ()) -> T:
+    """Return a dataclass of settings from a file and ``key=value`` words. A list of texts may be
+    given one text per word.
+
+    paths: names of settings that are paths, or lists of paths; relative paths in the file start at
+    its folder. Raises JobError naming the file or the command line, the key, the value and what is
+    allowed.
+
+    >>> from dataclasses import make_dataclass
+    >>> read_settings(make_dataclass("Size", [("nodes", int, 1), ("name", str, "")]), ["nodes=3", "name=7"])
+    Size(nodes=3, name='7')
+    """
+    values = read_toml(file) if file else {}
+    for name in paths:
+        if file and name in values:
+            values[name] = _from(file.parent, values[name])
+    hints = get_type_hints(kind)
+    lists = {name for name, hint in hints.items() if get_args(hint)[:1] == (str,) and get_origin(hint) is tuple}
+    values, typed = override(values, _joined(words, lists), lambda key: hints.get(key) in (str, str | None))
+    try:
+        return decode(kind, values)
+    except JobError as error:
+        key = (error.key or "").partition(".")[0].partition("[")[0]
+        raise error.in_file(str(file) if file and key not in typed else COMMAND_LINE) from None
+
+
+def _joined(words: Sequence[str], lists: Set[str]) -> list[str]:
+    """Return the words, with all words of one list of texts joined: ``file=a file=b`` names two
+    files."""
+    found, texts = list[str](), dict[str, list[str]]()
+    for word in words:
+        key, equals, text = word.partition("=")
+        if equals and key.strip() in lists and not text.strip().startswith("["):
+            texts.setdefault(key.strip(), []).append(text.strip())
+        else:
+            found.append(word)
+    return [*found, *(f"{key}={json.dumps(each)}" for key, each in texts.items())]
+
+
+def _from(folder: Path, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from(folder, one) for one in cast("list[Any]", value)]
+    return str(folder / value) if isinstance(value, str) else value

@@ -1,13 +1,17 @@
-"""JSON documents of any length, read a member at a time: traces of other programs have hundreds of megabytes.
+"""JSON documents of any length, read a member at a time: other programs' traces may have hundreds
+of megabytes.
 
-What is read beside strict JSON, because profilers write it, and counted each time in a ``PassedOver``:
+Profilers write some invalid JSON. The reader accepts the following and counts each in a
+``PassedOver``:
 
-- ``NaN``, ``Infinity``, ``inf``, ``-nan`` and the like, as null: numbers that are not known;
-- a backslash that begins no escape, as itself; bytes that are no UTF-8, as ``\\xff``; raw control characters;
-- one element of a long array that is still no JSON, left out.
+- ``NaN``, ``Infinity``, ``inf``, ``-nan`` and the like, as null: unknown numbers;
+- a backslash that begins no escape, as itself; bytes that are no UTF-8, as ``\\xff``; raw control
+characters;
+- an element of a long array that is still invalid: it is left out.
 
-Refused, with a ValueError of one sentence: what is no JSON object (nor an array, where one is allowed), is
-cut off, nested too deeply, or unpacks to more than its size allows.
+All other deviations raise ValueError with one sentence: the document is no JSON object (nor an
+array, if an array is allowed), is cut off or nested too deeply. So does a document that unpacks to
+more bytes than its size allows.
 """
 
 from __future__ import annotations
@@ -21,21 +25,21 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from plait.core.base.codec.json_text import Most, open_unpacked
-from plait.core.base.passed_over import PassedOver
-from plait.core.base.uncollected import uncollected
+from plait.core.base.ignored_input import IgnoredInput
+from plait.core.base.process import uncollected
 
 LONGEST = 1 << 20
-"""Characters of one element of a long array, at most."""
+"""The most characters of an element of a long array."""
 HEADER = 4 << 20
-"""Characters of any other value, at most."""
+"""The most characters of any other value."""
 MOST_KEYS = 10_000
-"""Of the object itself."""
+"""The most keys of the top-level object."""
 AHEAD, CHUNK = 1 << 14, 1 << 16
-"""Characters that are at hand wherever a value begins, and that are read at once: what fails to be read is
-told at the cost of what is at hand."""
+"""The characters that the buffer holds at the start of a value, and the characters per read. A
+parse error costs time proportional to the buffer."""
 LEAST_UNPACKED, TIMES = 64 << 20, 64
-"""A packed file may unpack to as many bytes, or to so many times its own size, whichever is more: traces
-shrink to a tenth or a twentieth."""
+"""The limits of a decompressed file: this many bytes, or this many times its packed size, whichever
+is more. Traces shrink to a tenth or a twentieth."""
 
 _NO_NUMBER = re.compile(r"[+-]?\b(?:inf(?:inity)?|nan)\b(?:\(\w*\))?", re.IGNORECASE)
 _NO_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')
@@ -47,13 +51,13 @@ _BLANK = re.compile(r"[ \t\n\r]*")
 Take = Callable[[Any], object]
 
 
-def read_stream(path: str | Path, long: Mapping[str, Take], over: PassedOver, bare: str = "") -> dict[str, Any]:
-    """Members of the object in a regular file, packed (gzip, bzip2, xz) or not.
+def read_stream(path: str | Path, long: Mapping[str, Take], over: IgnoredInput, bare: str = "") -> dict[str, Any]:
+    """Return the members of the JSON object in a regular file, compressed (gzip, bzip2, xz) or not.
 
-    long: what takes the elements of long arrays, one at a time, by the keys that have them; such a member's
-    value is how many there were. bare: the key of ``long`` that a document is of which is an array, and no
-    object. over: takes what was passed over. Raises OSError where the file cannot be
-    read, ValueError for what is no such document.
+    long: callbacks by key; each gets the elements of that key's long array, one at a time, and the
+    returned value of that key is the number of elements. bare: the key of ``long`` to use if the
+    document is an array instead of an object. over: counts ignored input. Raises OSError if the
+    file cannot be read, ValueError if it is no such document.
     """
     most = max(LEAST_UNPACKED, TIMES * Path(path).stat().st_size)
     with open_unpacked(path, Most(size=most, line=most, lines=most)) as stream, uncollected():
@@ -61,9 +65,9 @@ def read_stream(path: str | Path, long: Mapping[str, Take], over: PassedOver, ba
 
 
 class _Reader:
-    """Text of a document from ``at`` on, as much as is needed at a time."""
+    """The buffered text of a document from ``at`` on."""
 
-    def __init__(self, stream: BinaryIO, over: PassedOver) -> None:
+    def __init__(self, stream: BinaryIO, over: IgnoredInput) -> None:
         self.stream, self.over = stream, over
         self.text, self.at, self.ended = "", 0, False
         self.decoder = getincrementaldecoder("utf-8")("backslashreplace")
@@ -97,10 +101,10 @@ class _Reader:
         self._take("}", "it is cut off, or no JSON")
         return self._ended(found)
 
-    def _ended(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _ended(self, members: dict[str, Any]) -> dict[str, Any]:
         if self._next():
-            raise ValueError("something follows the end of its JSON")
-        return found
+            raise ValueError("it has data after the end of its JSON")
+        return members
 
     def _header(self, key: str) -> Any:
         try:
@@ -109,7 +113,7 @@ class _Reader:
             raise ValueError(f"the value of its key {key[:60]!r} is no JSON") from None
 
     def _elements(self, take: Take) -> int:
-        """How many there were."""
+        """Pass the elements of an array to ``take`` and return their number."""
         count = 0
         while self._next() != "]":
             try:
@@ -125,8 +129,8 @@ class _Reader:
         return count
 
     def _plain(self, take: Take) -> int:
-        """Take the elements that follow as long as they are strict JSON and lie whole in what was read: there
-        are millions."""
+        """Pass further elements to ``take`` as long as they are strict JSON and fully in the
+        buffer; return their number. This is the fast path for millions of elements."""
         text, at, count, scan, comma = self.text, self.at, 0, self.scan, _COMMA.match
         most = len(text) - AHEAD
         while at < most and (found := comma(text, at)):
@@ -140,7 +144,7 @@ class _Reader:
         return count
 
     def _next(self) -> str:
-        """The character that comes next, blanks left out; empty at the end."""
+        """Return the next character that is not blank; empty at the end."""
         while True:
             self.at = _BLANK.match(self.text, self.at).end()  # type: ignore[union-attr]
             if self.at < len(self.text) or self.ended:
@@ -153,7 +157,8 @@ class _Reader:
         self.at += 1
 
     def _fill(self, wanted: int) -> None:
-        """Have ``wanted`` characters from ``at`` on, or all that are left."""
+        """Read until the buffer holds ``wanted`` characters from ``at`` on, or all that are
+        left."""
         parts, there = [self.text[self.at :]], len(self.text) - self.at
         while there < wanted and not self.ended:
             data = self.stream.read(max(CHUNK, wanted - there))
@@ -164,7 +169,7 @@ class _Reader:
         self.text, self.at = "".join(parts), 0
 
     def _value(self, most: int) -> Any:
-        """The next value, of at most ``most`` characters."""
+        """Return the next value, of at most ``most`` characters."""
         self._next()
         if len(self.text) - self.at < AHEAD and not self.ended:
             self._fill(AHEAD + CHUNK)
@@ -187,7 +192,7 @@ class _Reader:
             self._fill(min(16 * there, most + CHUNK))
 
     def _mended(self, end: int) -> Any:
-        """The value until ``end``, which is no strict JSON; what is beside it is counted."""
+        """Return the value up to ``end``, which is not strict JSON, and count its deviations."""
         said, self.at = self.text[self.at : end], end
         parts = [self._escaped(one) if one[0] == '"' else self._without(one) for one in _TOKEN.findall(said)]
         try:
@@ -198,7 +203,8 @@ class _Reader:
             raise _NoElementError(str(error)) from None
 
     def _end(self) -> int | None:
-        """Where the value at ``at`` ends, by its brackets; None where that is not here."""
+        """Return the end of the value at ``at``, found by its brackets; None if the end is not in
+        the buffer yet."""
         depth = 0
         for token in _TOKEN.finditer(self.text, self.at):
             mark = token[0]
@@ -216,13 +222,13 @@ class _Reader:
         self.over.note("numbers that JSON does not have, taken as unknown", word)
 
     def _without(self, text: str) -> str:
-        """Text between strings and brackets, with null in place of what is no number."""
+        """Return text between strings and brackets, with null in place of NaN and infinities."""
         for word in _NO_NUMBER.findall(text):
             self._no_number(word)
         return _NO_NUMBER.sub("null", text)
 
     def _escaped(self, text: str) -> str:
-        """A string, with every backslash that begins no escape doubled."""
+        """Return a string in which every backslash that begins no escape is doubled."""
         found = _NO_ESCAPE.sub(lambda one: one[0] if one[1] else "\\\\", text)
         if found != text:
             self.over.note("strings with a backslash or bytes that JSON does not have, taken as they stand")
@@ -230,4 +236,4 @@ class _Reader:
 
 
 class _NoElementError(ValueError):
-    """What stands between two brackets is no JSON, and what follows may be."""
+    """An element's text is no JSON, but the elements after it may be."""

@@ -1,7 +1,8 @@
-"""JSON and packed files, read within limits: a file of others may be deep, huge, or tiny and packed.
+"""JSON and compressed files, read within limits: an untrusted file may be deeply nested, huge, or
+small but unpack to a huge one.
 
-One reader for all of Plait's side files and for files of other programs. What cannot be read is a ValueError
-with one sentence; who calls names the file and what to do.
+This is the reader of all of Plait's side files and of other programs' files. An unreadable file
+raises ValueError with one sentence; the caller adds the name of the file and the advice.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from types import ModuleType
 from typing import Any, BinaryIO, NoReturn, cast
 
 from plait.core.base.files import contents_within, kind_of
-from plait.core.base.uncollected import uncollected
+from plait.core.base.process import uncollected
 
 SIDE_FILE = 16 << 20
-"""Bytes of a file that is kept beside a run or a checkpoint."""
+"""The most bytes of a file that is kept next to a run or a checkpoint."""
 DOCUMENT = 256 << 20
-"""Bytes, unpacked, of a file of another program: a trace, a table of nodes."""
+"""The most bytes, unpacked, of another program's file: a trace, a table of nodes."""
 MOST_VALUES = 4_000_000
-"""Values in a JSON document: each takes some 100 bytes in memory, however few it takes in the file."""
+"""The most values of a JSON document: each takes some 100 bytes in memory, however few in the
+file."""
 _CHUNK = 1 << 20
 _PACKED: dict[bytes, ModuleType] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\x00": lzma}
-"""How a stream begins, and what reads it."""
+"""The first bytes of a compressed stream, and the module that reads it."""
 
 
 def unpacked(data: bytes, limit: int = DOCUMENT) -> bytes:
-    """The bytes themselves, or what gzip, bzip2 or xz has packed in them, at most ``limit`` of them.
+    """Return ``data``, decompressed if it is a gzip, bzip2 or xz stream; at most ``limit`` bytes.
 
-    Raises ValueError for more, and for a stream that is damaged or cut off.
+    Raises ValueError if a compressed stream holds more, is damaged or is cut off.
 
     >>> unpacked(gzip.compress(b"rank 0"))
     b'rank 0'
@@ -61,14 +63,14 @@ def unpacked(data: bytes, limit: int = DOCUMENT) -> bytes:
 
 
 def read_unpacked(path: str | Path, limit: int = DOCUMENT) -> bytes:
-    """A regular file's bytes, unpacked. Raises OSError where it cannot be read, ValueError as ``unpacked``
-    does."""
+    """Return the bytes of a regular file, decompressed. Raises OSError if it cannot be read,
+    ValueError as ``unpacked`` does."""
     return unpacked(contents_within(path, limit), limit)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Most:
-    """What a stream may hold: bytes, bytes of a line, and lines."""
+    """The limits of a stream: bytes in total, bytes of a line, and lines."""
 
     size: int = DOCUMENT
     line: int = 1 << 20
@@ -76,14 +78,13 @@ class Most:
 
 
 def open_unpacked(path: str | Path, most: Most) -> BinaryIO:
-    """A regular file of text as a stream of what it holds, unpacked. Raises OSError where it cannot be
-    opened.
+    """Open a regular text file as a decompressed stream. Raises OSError if it cannot be opened.
 
-    Reading raises ValueError for more than ``most``, and for a stream that is damaged or cut off.
+    Reading raises ValueError if the stream exceeds ``most``, is damaged or is cut off.
     """
     if (kind := kind_of(path)) not in ("file", ""):
         raise OSError(errno.EINVAL, f"It is a {kind}, no regular file", str(path))
-    raw = Path(path).open("rb")  # noqa: SIM115, who reads the stream closes it
+    raw = Path(path).open("rb")  # noqa: SIM115, the caller closes the stream
     start = raw.read(max(map(len, _PACKED)))
     raw.seek(0)
     found = next((one for mark, one in _PACKED.items() if start.startswith(mark)), None)
@@ -92,7 +93,7 @@ def open_unpacked(path: str | Path, most: Most) -> BinaryIO:
 
 
 class _Within(RawIOBase):
-    """A stream of text that fails where it holds more than it may."""
+    """A stream of text that fails if it exceeds its limits."""
 
     def __init__(self, stream: Any, raw: BinaryIO, most: Most) -> None:
         self.stream, self.raw, self.most = stream, raw, most
@@ -102,7 +103,6 @@ class _Within(RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """So much of the stream as there is room for."""
         try:
             part = self.stream.read(len(buffer))
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
@@ -127,9 +127,11 @@ class _Within(RawIOBase):
 
 
 def parse_json(text: str | bytes, *, most: int = MOST_VALUES, unique: bool = False) -> Any:
-    """The document. Raises ValueError, and nothing else, for what is no JSON, for Infinity, NaN and
-    1e999, for more than ``most`` values, for one that is nested too deeply and, where keys must be
-    ``unique``, for a table with two equal ones.
+    """Return the value of a JSON document.
+
+    Raises only ValueError: for invalid JSON, for Infinity, NaN and 1e999, for more than ``most``
+    values, and for a document that is nested too deeply. With ``unique``, equal keys in one table
+    raise it, too.
 
     >>> parse_json('{"step": 1}')
     {'step': 1}
@@ -141,7 +143,7 @@ def parse_json(text: str | bytes, *, most: int = MOST_VALUES, unique: bool = Fal
     ValueError: Infinity is no number of JSON
     >>> parse_json('{"a": 1, "a": 2}', unique=True)
     Traceback (most recent call last):
-    ValueError: the key 'a' stands twice
+    ValueError: the key 'a' occurs twice
     """
     commas, brackets, braces = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
     values = sum(text.count(cast("Any", mark)) for mark in (commas, brackets, braces))
@@ -156,7 +158,7 @@ def parse_json(text: str | bytes, *, most: int = MOST_VALUES, unique: bool = Fal
 
 
 def parse_table(text: str | bytes, *, most: int = MOST_VALUES, unique: bool = False) -> dict[str, Any]:
-    """As ``parse_json``, of a document that is a table.
+    """Return the value of a JSON document that is a table, with the errors of ``parse_json``.
 
     >>> parse_table("null")
     Traceback (most recent call last):
@@ -169,15 +171,16 @@ def parse_table(text: str | bytes, *, most: int = MOST_VALUES, unique: bool = Fa
 
 
 def read_json(path: str | Path, limit: int = SIDE_FILE) -> Any:
-    """The JSON document in a regular file of at most ``limit`` bytes.
+    """Return the value of the JSON document in a regular file of at most ``limit`` bytes.
 
-    Raises OSError where it cannot be read, ValueError as ``parse_json`` does.
+    Raises OSError if it cannot be read, ValueError as ``parse_json`` does.
     """
     return parse_json(contents_within(path, limit))
 
 
 def read_table(path: str | Path, limit: int = SIDE_FILE, *, unique: bool = False) -> dict[str, Any]:
-    """As ``read_json``, of a document that is a table; ``unique`` as for ``parse_json``."""
+    """Return the table of a JSON file, with the limits and errors of ``read_json``; ``unique`` as
+    for ``parse_json``."""
     return parse_table(contents_within(path, limit), unique=unique)
 
 
@@ -186,7 +189,8 @@ def _no_number(word: str) -> NoReturn:
 
 
 def _finite(digits: str) -> float:
-    """A broken number. 1e999 is one of JSON, and infinity in memory, which no reader expects."""
+    """Return the float of a JSON number. JSON allows 1e999, which would be infinity, a value that
+    no reader expects."""
     value = float(digits)
     if value in (math.inf, -math.inf):
         raise ValueError(f"{digits[:60]} is too large")
@@ -194,16 +198,16 @@ def _finite(digits: str) -> float:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A table of these keys and values, of which none may be said twice."""
+    """Return a table of keys and values. Raises ValueError if a key occurs twice."""
     table = dict(pairs)
     if len(table) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {twice[:60]!r} stands twice")
+        raise ValueError(f"the key {twice[:60]!r} occurs twice")
     return table
 
 
 def _kind(value: Any) -> str:
-    """What JSON calls a value."""
+    """Return JSON's name for a value's type."""
     if value is None:
         return "null"
     names = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}

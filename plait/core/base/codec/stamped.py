@@ -17,10 +17,10 @@ from plait.core.base.numbers import shown
 
 
 class Stamped(Protocol):
-    """What such a file holds."""
+    """The content of a stamped file."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The part that is hashed."""
+        """Return the part that is hashed, as plain values."""
         ...
 
 
@@ -28,14 +28,16 @@ Content = TypeVar("Content", bound=Stamped)
 
 
 def digest(values: Any) -> str:
-    """sha256 over plain values, 64 hex digits, whatever the order of their keys."""
+    """Return the sha256 of plain values as 64 hex digits, independent of the order of their
+    keys."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """One kind of file. noun: what users call it. broken: what is wrong with one that is no JSON. fix: what
-    to do with one that cannot be used; edited: with one that does not match its hash. most: values in one."""
+    """A kind of stamped file. noun: its name for users. broken: the message for a file that is no
+    JSON. fix: the advice for an unusable file; edited: the advice for a file that does not match
+    its hash. most: the most values of a file."""
 
     noun: str
     version: int
@@ -44,21 +46,25 @@ class Stamp:
     edited: str
     most: int = MOST_VALUES
 
-    def on(self, found: str) -> dict[str, Any]:
-        """What stands before content whose hash was found."""
-        return {"version": self.version, "hash": found}
+    def on(self, content_hash: str) -> dict[str, Any]:
+        """Return the keys that precede content with the hash ``content_hash``."""
+        return {"version": self.version, "hash": content_hash}
 
     def text(self, path: Path) -> str:
-        """A file's. Raises JobError where it cannot be read."""
+        """Return a file's text. Raises JobError if it cannot be read."""
         try:
             return contents_within(path, DOCUMENT).decode()
         except (OSError, ValueError) as error:
-            raise JobError(f"cannot be read as a {self.noun}: {reason_of(error)}", file=str(path)) from None
+            raise JobError(f"cannot be read as a {self.noun}: {reason_of(error)}", file=str(path),
+                           fix="Check the path") from None  # fmt: skip
 
     def opened(self, text: str, file: str, make: Callable[[dict[str, Any]], Content]) -> Content:
-        """What ``make`` makes of the text of ``file``. Raises JobError, naming the file, for a text that is
-        none, of another version, or edited by hand, and where ``make`` does. What is hashed is what stands
-        there: of an older Plait's file, without keys that came later."""
+        """Return the content that ``make`` makes of the text of ``file``.
+
+        Raises JobError, naming the file, for a text of another kind or version, or edited by hand,
+        and for errors of ``make``. The hash covers only the keys in the file, so files of an older
+        Plait lack newer keys and still match.
+        """
         try:
             values = parse_table(text, most=self.most, unique=True)
         except ValueError as error:
@@ -80,25 +86,25 @@ class Stamp:
 
 
 class StampedSection(Section):
-    """The whole of a file that carries a stamp: one that was measured."""
+    """The whole content of a stamped file; used for measurements."""
 
     STAMP: ClassVar[Stamp]
 
     @property
     def hash(self) -> str:
-        """sha256 over the content, 64 hex digits."""
+        """The sha256 of the content, 64 hex digits."""
         return digest(self.to_dict())
 
     def check(self) -> None:
-        """Raise JobError for values that are fine alone and wrong together."""
+        """Raise JobError for values that are valid alone but not together."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The content as plain values, for JSON; ``from_dict`` reads them back."""
+        """Return the content as plain values, for JSON; ``from_dict`` reads them back."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Checked content from plain values. Raises JobError naming the key."""
+        """Return the validated content from plain values. Raises JobError naming the key."""
         try:
             found = decode(cls, values)
         except JobError as error:
@@ -108,20 +114,21 @@ class StampedSection(Section):
         return found
 
     def to_json(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         return json.dumps({**self.STAMP.on(self.hash), **self.to_dict()}, indent=1) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write atomically: a reader sees the old file or the new one."""
+        """Write the file atomically: a reader sees the old file or the new one."""
         with replacing(path) as partial:
             partial.write_text(self.to_json())
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises JobError for a file that is none, of another version, or edited by hand."""
+        """Return the content of a file. Raises JobError for a file of another kind or version, or
+        edited by hand."""
         return cls.from_json(cls.STAMP.text(path), str(path))
 
     @classmethod
     def from_json(cls, text: str, file: str) -> Self:
-        """The content of the text of ``file``, with the errors of ``read``."""
+        """Return the content from the text of ``file``, with the errors of ``read``."""
         return cls.STAMP.opened(text, file, cls.from_dict)

@@ -15,25 +15,26 @@ from plait.core.base.numbers import shown
 
 COMMAND_LINE = "command line"
 LARGEST = 1 << 20
-"""Bytes of a file: people write them, and reading one takes seconds for each MiB."""
+"""The most bytes of a file: people write them, and reading takes seconds for each MiB."""
 READABLE = 128
-"""Bits of a number that is shown as it is."""
+"""The most bits of a number that a message shows in full."""
 LONGEST_SHOWN = 400
-"""Letters of a value in a message."""
+"""The most characters of a value in a message."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _OVERRIDE = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL)
 
 MOST_PARTS = 50
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 _ENDLESS_KEY = re.compile(rf"(?<![\w\\-])(?:{_PART}){{{MOST_PARTS}}}")
-"""It looks once at every letter: no part is tried from within."""
+"""The pattern of a key of more than ``MOST_PARTS`` parts. Possessive quantifiers keep the search
+linear in the text."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a text. Raises RecursionError for one that is nested too deeply.
+    """Return the tables of a TOML text. Raises RecursionError for a text that is nested too deeply.
 
-    Raises ValueError for what is no TOML, and for a key of more than ``MOST_PARTS`` parts: to read one takes
-    the square of its length.
+    Raises ValueError for invalid TOML and for a key of more than ``MOST_PARTS`` parts: the time to
+    read a key is quadratic in its length.
 
     >>> parse_toml("a.b = 1")
     {'a': {'b': 1}}
@@ -48,7 +49,8 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The tables of a file. Raises JobError naming the file and, for a syntax error, the line."""
+    """Return the tables of a TOML file. Raises JobError naming the file and, for a syntax error,
+    the line."""
     text = ""
     try:
         data = contents_within(path, LARGEST)
@@ -57,12 +59,12 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             "no such file", file=str(path), fix="Check the path; specs/jobs of a checkout has examples"
         ) from None
     except OSError as error:
-        fix = "Name an ordinary file that may be read"
+        fix = "Name a regular file that may be read"
         raise JobError(f"cannot be read: {error.strerror}", file=str(path), fix=fix) from None
     except ValueError as error:
-        raise JobError(str(error), file=str(path), fix="Leave out what no key needs") from None
+        raise JobError(str(error), file=str(path), fix="Shorten the file") from None
     try:
-        text = data.decode("utf-8-sig") + "\n"  # or a mistake in the last line is "at end of document"
+        text = data.decode("utf-8-sig") + "\n"  # without the newline, errors in the last line are "at end of document"
         return parse_toml(text)
     except UnicodeDecodeError as error:
         problem = f"byte {error.start} is not UTF-8, so this is no TOML file"
@@ -73,7 +75,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def _key_at(text: str, problem: str) -> str | None:
-    """The key of the line that a problem of ``tomllib`` names, with its table's; None where it names none.
+    """Return the full key on the line that an error of ``tomllib`` names; None if it names no line
+    or no key is there.
 
     >>> _key_at("[train]\\nsteps = 3\\nsteps = 4", "Cannot overwrite a value (at line 3, column 10)")
     'train.steps'
@@ -92,9 +95,9 @@ def _key_at(text: str, problem: str) -> str | None:
 
 
 def _cure(problem: str) -> str:
-    """What to change, for a problem of ``tomllib``."""
+    """Return the advice for an error of ``tomllib``."""
     if "overwrite" in problem or "twice" in problem or "Cannot mutate" in problem:
-        return "Say it once"
+        return "Define each name once"
     if "parts" in problem:
         return "Write tables, as in [train]"
     if "deeply" in problem or "end of document" in problem:
@@ -107,9 +110,10 @@ def _cure(problem: str) -> str:
 def override(
     values: Mapping[str, Any], settings: Iterable[str], is_text: Callable[[str], bool]
 ) -> tuple[dict[str, Any], set[str]]:
-    """``values`` with every ``key.sub=value`` setting applied, and the keys that were set.
+    """Return ``values`` with every ``key.sub=value`` setting applied, and the keys that were set.
 
-    A value is TOML; what is no TOML is taken as text, and so is everything for a key that ``is_text``.
+    A value is parsed as TOML; text that is no TOML is taken as is, and so is the value of a key
+    that ``is_text``.
 
     >>> override({"train": {"steps": 5}}, ["train.steps=7", "run.name=first try"], lambda key: False)[0]
     {'train': {'steps': 7}, 'run': {'name': 'first try'}}
@@ -120,7 +124,7 @@ def override(
     keys: set[str] = set()
     for setting in settings:
         match = _OVERRIDE.fullmatch(setting)
-        if any("\ud800" <= letter <= "\udfff" for letter in setting):  # bytes that are no text
+        if any("\ud800" <= letter <= "\udfff" for letter in setting):  # undecodable bytes
             raise JobError(f"{setting!r} is not UTF-8", file=COMMAND_LINE, fix="Correct it, or rename the file")
         if not match:
             raise JobError(
@@ -132,7 +136,7 @@ def override(
         table = result
         for section in sections:
             inner: object = table.get(section, {})
-            inner = dict[str, Any]() if inner == "auto" else inner  # what was left open is given
+            inner = dict[str, Any]() if inner == "auto" else inner  # an explicit value replaces ``auto``
             if not isinstance(inner, dict):
                 problem = f"'{section}' is a value and has no key '{last}'"
                 raise JobError(problem, file=COMMAND_LINE, key=key, fix=f"Set {section} itself")
@@ -143,7 +147,7 @@ def override(
 
 
 def _value(text: str) -> Any:
-    """``text`` as one TOML value, or as itself."""
+    """Return ``text`` as one TOML value, or unchanged if it is none."""
     try:
         parsed = parse_toml(f"value = {text}")
     except (ValueError, RecursionError):
@@ -152,7 +156,8 @@ def _value(text: str) -> Any:
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Plain values (texts, numbers, booleans, lists, tables) as TOML; ``tomllib`` reads the same values back.
+    """Return plain values (texts, numbers, booleans, lists, tables) as TOML; ``tomllib`` reads the
+    same values back.
 
     >>> print(to_toml({"steps": 2, "run": {"name": "a"}}), end="")
     steps = 2
@@ -174,15 +179,15 @@ def _block(values: Mapping[str, Any]) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as the user would write it, for messages."""
+    """Return a value in the user's notation, for messages."""
     if isinstance(value, int) and value.bit_length() > READABLE:
         return shown(value)
     try:
         told = _literal(value)
         return told if len(told) <= LONGEST_SHOWN else f"{told[: LONGEST_SHOWN - 3]}..."
-    except TypeError:  # a date: TOML has them, Plait has no use for them
+    except TypeError:  # a date: valid in TOML, not used in Plait
         return str(value)
-    except ValueError:  # a number of thousands of digits, somewhere in it
+    except ValueError:  # it contains a number of thousands of digits
         return shown(value)
 
 
@@ -190,7 +195,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
-        return repr(value)  # Python's inf and nan are TOML's, too
+        return repr(value)  # inf and nan are the same in Python and TOML
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):

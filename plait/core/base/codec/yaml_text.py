@@ -1,4 +1,4 @@
-"""YAML of other programs, read within limits and as JSON has values: what kubectl and Slurm make of it."""
+"""YAML of other programs (kubectl, Slurm), read within limits and restricted to JSON's values."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from typing import Any, ClassVar
 from plait.core.base.errors import JobError
 
 LARGEST = 4 << 20
-"""Bytes: host lists make ten thousand nodes a file of a hundredth of that, and YAML is slow to read."""
+"""The most characters of a document. With host lists, ten thousand nodes take a hundredth of that,
+and YAML is slow to read."""
 MOST_EVENTS = 300_000
-"""Values, and beginnings and ends of lists and mappings."""
+"""The most parser events: values, and starts and ends of lists and mappings."""
 DEEPEST = 20
-"""Lists and mappings in each other; a topology has six, a pod ten."""
+"""The deepest nesting of lists and mappings; a topology has six levels, a pod ten."""
 KNOWN = ("null", "bool", "int", "float", "str", "seq", "map")
-"""Types of values, by the ends of their tags."""
+"""The accepted types of values, by the last part of their YAML tags."""
 INT = r"[-+]?(0b[01]+|0x[0-9a-fA-F]+|0[0-7]*|[1-9][0-9_]*)"
 FLOAT = r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?"
-"""Numbers; 12:30:00, which YAML 1.1 has to base 60, is a text."""
+"""Patterns of whole and broken numbers; 12:30:00, which YAML 1.1 reads in base 60, is a text."""
 
 
 def load(text: str) -> Any:
-    """Its value.
+    """Return the value of a YAML document.
 
-    Known: null, true and false, whole and broken numbers, texts (a date is one), lists, mappings. Passed
-    over: comments. Refused, as JobError that names the line: aliases, a key that stands twice, other types,
-    numbers of more than 64 bits, what is nested too deeply or too long, more than one document.
+    Accepted: null, true and false, whole and broken numbers, texts (dates included), lists,
+    mappings. Ignored: comments. Raises JobError, naming the line if it is known, for aliases,
+    duplicate keys, other types and numbers of more than 64 bits. Documents that are nested too
+    deeply or too long, and several documents in a text, raise JobError, too.
 
     >>> load("{when: 2026-13-45, of: [1, 0x10, 12:30]}")
     {'when': '2026-13-45', 'of': [1, 16, '12:30']}
@@ -38,7 +40,7 @@ def load(text: str) -> Any:
     if len(text) > LARGEST:
         raise JobError(f"more than {LARGEST >> 20} MiB of YAML")
     try:
-        library: Any = yaml  # its types are not told
+        library: Any = yaml  # it has no type hints
         _check_events(library.parse(text, Loader=_loader()))
         return library.load(text, Loader=_loader())
     except yaml.MarkedYAMLError as error:
@@ -55,19 +57,20 @@ def _loader() -> Any:
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    tags = {None, *(f"tag:yaml.org,2002:{name}" for name in KNOWN)}  # None: what is of no other type, refused
+    # None: the tag of the constructor for unknown types, which raises an error
+    tags = {None, *(f"tag:yaml.org,2002:{name}" for name in KNOWN)}
 
     class Loader(base):  # pyright: ignore[reportUntypedBaseClass]
-        """Values of JSON."""
+        """A loader restricted to JSON's values."""
 
         yaml_constructors: ClassVar[Any] = {tag: made for tag, made in base.yaml_constructors.items() if tag in tags}
         yaml_implicit_resolvers: ClassVar[Any] = {}
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            """Refused where a key stands twice: one of them would be lost."""
+            """Raise ConstructorError for a duplicate key: one of its values would be lost."""
             found: Any = base.construct_mapping(self, node, deep)
             if len(found) != len(node.value):
-                raise yaml.constructor.ConstructorError(None, None, "a key stands twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key occurs twice", node.start_mark)
             return found
 
     def number(make: Any) -> Any:
@@ -92,8 +95,11 @@ def _loader() -> Any:
 
 
 def _check_events(events: Iterable[Any]) -> None:
-    """What is nested ever deeper ends the process in the loader, which is written in C; what an alias repeats
-    is shared when loaded, and a billion names once it is written out."""
+    """Raise JobError for aliases, deep nesting and too many events, before the document is loaded.
+
+    Deep nesting would crash the loader, which is written in C. Aliases share one value when loaded,
+    but can expand to a billion values when written out.
+    """
     import yaml
 
     depth = 0

@@ -1,5 +1,5 @@
-"""A step in virtual time: ranks with their streams, places with their transfers."""
+"""A step in simulated time: ranks with their streams, pp ranks with their transfers."""
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["crowd", "dry_run", "pipeline", "placed_prices", "prices"]
+__all__ = ["pipeline", "pipeline_clock", "places", "prices"]

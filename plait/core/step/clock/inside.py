@@ -1,9 +1,10 @@
-"""The inside of a place of the pipeline in virtual time: the segment lists of its stages with the gathers and
-reductions of its units, as ``plait.train.engine`` runs them.
+"""Simulation inside a pp rank: the instruction lists of its stages with the gathers and reductions
+of its sharded units, as ``plait.train.engine`` runs them.
 
-What one phase of a micro-batch does depends on the list and on what is under way when it begins: units
-gathered ahead, reductions not yet over. Both repeat, from micro-batch to micro-batch and from place to place,
-so every phase is run once for each state that it meets (``Inside.phase``).
+The result of a phase of a micro-batch depends on its list and on the collectives in flight when it
+begins: units gathered ahead, reductions not yet finished. Both repeat from micro-batch to
+micro-batch and across pp ranks. So every phase is simulated once for each initial state
+(``Inside.phase``).
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from plait.core.step.clock.phase import (
     UnitStep,
     Wait,
 )  # fmt: skip
-from plait.core.step.clock.streams import CP, DP, TP, CollectiveFlight, Rank
+from plait.core.step.orders.streams import CP, DP, TP, CollectiveFlight, Rank
 from plait.core.step.schedule import PHASES, Phase
 
 
-class Inside:
-    """Lists of a place in virtual time. programmes: by (number of the stage at its place, phase). units: of
-    the place, in order."""
+class PhaseSimulator:
+    """Simulator of a pp rank's instruction lists. programmes: lists by (index of the stage at its
+    pp rank, phase). units: the pp rank's sharded units, in order."""
 
     def __init__(
         self, programmes: dict[tuple[int, Phase], Programme], units: Sequence[UnitPrices], rules: Rules
@@ -47,7 +48,7 @@ class Inside:
         self.leads = {at: self._lead(at[1], programme) for at, programme in programmes.items()}
 
     def _lead(self, phase: Phase, programme: Programme) -> tuple[tuple[int, bool], ...]:
-        """Units that are gathered ahead of a phase."""
+        """Return the units that are gathered ahead of a phase."""
         found: list[tuple[int, bool]] = []
         if self.rules.forward if PHASES[phase].forward else self.rules.backward:
             for step in programme:
@@ -57,7 +58,7 @@ class Inside:
         return tuple(found)
 
     def phase(self, key: Key, state: State) -> Outcome:
-        """Run one phase of a micro-batch, begun in ``state``; its host begins with it."""
+        """Simulate one phase of a micro-batch from ``state``; its host begins with it."""
         known = self._known.get((key, state))
         if known is None:
             bare = self._bare(key)
@@ -70,35 +71,35 @@ class Inside:
         return known
 
     def _bare(self, key: Key) -> Key:
-        """A key without what does not matter here."""
+        """Return the key without fields that do not affect the result."""
         if not self.units:
             return Key(key.stage, key.phase)
         return key if self._gathers else key._replace(following=None)
 
     def begin(self, first: tuple[int, Phase], *, steady: bool) -> Outcome:
-        """Begin a step. steady: the step before has changed parameters, which are on their
-        way."""
+        """Simulate the beginning of a step. steady: True if the previous step has updated
+        parameters, which are still being gathered."""
         walk = _PhaseRun(self, State(free=self._buffers()))
         walk.begin(self.leads[first], steady=steady)
         return walk.outcome()
 
     def complete(self, state: State) -> Outcome:
-        """Complete a step after its last list: reduce the gradients that are left."""
+        """Simulate the end of a step after its last list: reduce the remaining gradients."""
         walk = _PhaseRun(self, state)
         walk.complete()
         return walk.outcome()
 
     def _buffers(self) -> tuple[tuple[Size, int], ...]:
-        """For gathered parameters and for gradients, as the runtime has them."""
+        """Return the buffers for gathered parameters and for gradients, as in the runtime."""
         gathered = buffer_counts((one.kind, one.parameters) for one in self.units if one.parameters)
         opened = buffer_counts((one.kind, one.gradient) for one in self.units if one.gradient)
         return tuple(sorted((gathered + opened).items()))
 
 
 class _PhaseRun:
-    """One phase while it runs. Units are treated as ``plait.train.engine.shards`` does."""
+    """The simulation of one phase. Units are handled as in ``plait.train.engine.shards``."""
 
-    def __init__(self, inside: Inside, state: State) -> None:
+    def __init__(self, inside: PhaseSimulator, state: State) -> None:
         self.units, self.rules, self.leads = inside.units, inside.rules, inside.leads
         flights = [CollectiveFlight(left, tier) for left, tier in state.queue]
         if flights:
@@ -240,7 +241,7 @@ class _PhaseRun:
         self._give(size)
 
     def _take(self, size: Size) -> None:
-        """A free buffer; if there is none, the oldest reduction's, or a new one."""
+        """Take a free buffer; if there is none, the oldest reduction's, or a new one."""
         while not self.free[size] and any(held == size for _, held in self.reducing):
             self._retire()
         self.free[size] -= self.free[size] > 0
@@ -262,7 +263,7 @@ class _PhaseRun:
     # ---- afterwards ----
 
     def outcome(self) -> Outcome:
-        """The outcome of what has been done."""
+        """Return the outcome of the simulated actions."""
         rank = self.rank
         assert not self.open_units, "a gradient was opened and never closed"
         number = {id(flight): at for at, flight in enumerate(rank.queues[DP])}

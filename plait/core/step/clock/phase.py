@@ -1,4 +1,5 @@
-"""A simulated phase as data: its priced list, what is under way before and after, seconds that were spent."""
+"""A simulated phase as data: its instruction list with costs, the collectives in flight before and
+after it, and its seconds."""
 
 from __future__ import annotations
 
@@ -9,27 +10,27 @@ from typing import NamedTuple
 from plait.core.step.segments import Phase
 
 DIGITS = 11
-"""Decimals of a second to which what is left of a collective is kept between phases, so that equal states are
-equal numbers."""
+"""Decimals of a second to which the remaining time of a collective is kept between phases, so that
+equal states are equal numbers."""
 
 LAST = "reduce last"
-"""Verb of a label: the reduction that completes a step's gradient."""
+"""Label of the reduction that completes a step's gradient."""
 Label = tuple[str, int, bool]
-"""An event of a unit: verb, its number, whether in the forward."""
+"""An event of a sharded unit: (verb, number of the unit, True in the forward)."""
 Size = tuple[int, int]
-"""Numbers of a buffer, and bytes of each."""
+"""(Numbers in a buffer, bytes of each)."""
 
 
 class Compute(NamedTuple):
-    """An op of a list. launch: seconds of the host."""
+    """An op of an instruction list. seconds: on the processor. launch: seconds of the host."""
 
     seconds: float
     launch: float = 0.0
 
 
 class Start(NamedTuple):
-    """A collective of a list, and which it is. tier: the links of ranks that share sequences, if it is
-    theirs. launch: seconds of the host."""
+    """The start of a collective of an instruction list. slot: its number. tier: the links of
+    context parallelism; None: of tensor parallelism. launch: seconds of the host."""
 
     slot: int
     seconds: float
@@ -38,7 +39,7 @@ class Start(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """For a collective of the list."""
+    """A wait for a collective of the list. slot: its number."""
 
     slot: int
 
@@ -55,7 +56,7 @@ Programme = Sequence[Compute | Start | Wait | UnitStep]
 
 
 class Price(NamedTuple):
-    """Seconds of a unit's collectives, and the links that they use."""
+    """Seconds of a unit's collectives, and the links (tier) that they use."""
 
     seconds: float
     tier: int
@@ -63,8 +64,9 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitPrices:
-    """Prices of one unit. None where there is nothing to do. gradient, parameters: the buffers that a whole
-    gradient and gathered parameters take. whole: reduced at the step's end alone. kind: of the unit."""
+    """Costs of one unit's collectives. None if there is nothing to do. gradient, parameters:
+    buffers of a whole gradient and of gathered parameters. whole: True if gradients are reduced
+    only at the step's end. kind: the unit's kind."""
 
     forward: Price | None
     backward: Price | None
@@ -78,10 +80,11 @@ class UnitPrices:
 
 
 class State(NamedTuple):
-    """Collectives and buffers between two phases. queue: seconds left and links of the collectives of units,
-    in order. here, published: (unit, its place in the queue, -1 if over). reducing: likewise, with the buffer
-    that is free afterwards. free: buffers, by size. unread: units whose first reader in this step is still to
-    come."""
+    """Collectives and buffers between two phases. queue: (seconds left, links) of the unit
+    collectives in flight, in order. here: gathered units; published: units whose updated parameters
+    are gathered; both as (unit, position in the queue, -1 if that collective has ended). reducing:
+    reductions as (position in the queue, buffer that becomes free afterwards). free: free buffers,
+    by size. unread: units whose first reader in this step has not run yet."""
 
     queue: tuple[tuple[float, int], ...] = ()
     here: tuple[tuple[int, int], ...] = ()
@@ -91,7 +94,8 @@ class State(NamedTuple):
     unread: frozenset[int] = frozenset()
 
     def later(self, seconds: float) -> tuple[State, list[float]]:
-        """The state after so long in which nothing computes, and when collectives ended meanwhile."""
+        """Return the state after ``seconds`` without computation, and the moments at which
+        collectives ended meanwhile."""
         ended, passed, queue = list[float](), 0.0, list(self.queue)
         while queue and queue[0][0] <= seconds - passed:
             passed += queue.pop(0)[0]
@@ -112,13 +116,14 @@ class State(NamedTuple):
         return moved, ended
 
     def behind(self, seconds: float) -> State:
-        """The state with so much of the first collective's time taken by others on the same links."""
+        """Return the state with the first collective delayed by ``seconds`` of other traffic on the
+        same links."""
         (left, tier), *rest = self.queue
         return self._replace(queue=((round(left + seconds, DIGITS), tier), *rest))
 
 
 class Spent(NamedTuple):
-    """Seconds of a phase."""
+    """Seconds of a phase by axis: computation, and exposed communication of tp, cp and dp."""
 
     compute: float = 0.0
     tp: float = 0.0
@@ -128,9 +133,10 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one phase. done: (position in the list, kind of span, start, end). waits: (what for,
-    start, end). sent: what collectives of units were started, and when. ended: when such ended, those of
-    earlier phases first. Times from the phase's start."""
+    """The result of one phase. done: (position in the list, kind of span, start, end). waits:
+    (event waited for, start, end). sent: unit collectives started, with their moments. ended: end
+    moments of unit collectives, those of earlier phases first. Times in seconds from the phase's
+    start."""
 
     seconds: float
     spent: Spent
@@ -142,8 +148,8 @@ class Outcome:
 
 
 class Key(NamedTuple):
-    """A phase of one of the place's stages. last: whether it is the step's last of its stage. following: the
-    computation after it."""
+    """A phase of one of the pp rank's stages. last: True for the stage's last such phase in the
+    step. following: the (stage, phase) computed next; None at the end."""
 
     stage: int
     phase: Phase
@@ -153,9 +159,9 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules of a place. slow: as ``Rank`` has it. tp_tier: links of tensor parallelism. forward, backward:
-    whether what sharding sends for them overlaps computation. sent: whether tensor parallelism sends at
-    all."""
+    """Simulation rules of a pp rank. slow: as in ``Rank``. tp_tier: links of tensor parallelism.
+    forward, backward: True if sharding's communication for that pass overlaps computation. sent:
+    False if tensor parallelism does not communicate."""
 
     slow: tuple[float, float]
     tp_tier: int

@@ -1,38 +1,43 @@
-"""A step in virtual time: the schedule and the segment lists that ranks run, on a described
-cluster.
+"""Simulation of a step on a described cluster: the schedule and the instruction lists that ranks
+run.
 
-One simulation for all places of the pipeline. The ranks of a place are alike, so one stands for all of them.
-On the outside, ops of the schedule, transfers that share the links of the places between which they go, and
-what ends a step; inside each op, its list (``step.clock.inside``). What is found is a ``Timeline`` with the
-recorder's keys (``Simulated.timeline``), the seconds of a step, and what each axis adds to them.
+One simulation covers all pp ranks. The ranks of a pp rank are alike, so one stands for all of them.
+The outer level simulates ops of the schedule, transfers that share the links of the pp ranks at
+their ends, and the end of a step; the inside of each op is its list (``step.clock.inside``).
+Results: a ``Timeline`` with the recorder's keys (``Simulated.timeline``), the seconds of a step,
+and the seconds that each axis adds.
 
-Approximations. A transfer that meets sharding's traffic of its sender on the same links shares their rate
-with what is under way when it starts, not with what starts later; a computation is slowed down by the
-transfers under way when it begins. Of a node that is late (jitter), all ops are late alike.
+Approximations. A transfer on the same links as its sender's sharding traffic shares their bandwidth
+with collectives in flight when it starts, not with later ones. A computation is slowed down by the
+transfers in flight when it begins. All ops of a late node (jitter) are late by the same factor.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from plait.core.record.timeline import Timeline
-from plait.core.step.clock.course import AXES, Course, Moved
-from plait.core.step.clock.phase import Programme
-from plait.core.step.clock.pipeline_clock import Entry, PipelineClock, Transfers, Way, script_of
-from plait.core.step.clock.places import PlaceLists
+from plait.core.parallel.sharding import VECTORS, Unit
+from plait.core.parallel.strategy import slice_sizes
+from plait.core.record.timeline import OpSpan, Span, SpanKind, Timeline, spans_of
+from plait.core.step.clock.phase import LAST, Label, Programme
+from plait.core.step.clock.pipeline_clock import Entry, PipelineClock, TransferRoute, Transfers, script_of
+from plait.core.step.clock.places import AXES, Moved, PlaceLists, RankTimeline
 from plait.core.step.clock.prices import Prices
-from plait.core.step.step import Place, Step
+from plait.core.step.schedule import Op, ends
+from plait.core.step.step import PipelineRank, Step
+from plait.core.step.traffic import UnitAction, UnitOp, UnitTraffic, UnitVerb
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """Seconds of a step. places: seconds of every place, by axis; each adds up to ``seconds``.
+    """Seconds of a simulated step. places: seconds of every pp rank by axis; each adds up to
+    ``seconds``.
 
-    compute: as if nothing ran beside it. tp, cp, dp, pp: exposed, so not hidden by computation, or slowing it
-    down.
+    compute: without slowdown by communication. tp, cp, dp, pp: exposed communication: not
+    overlapped by computation, or slowing it down.
     """
 
     seconds: float
@@ -41,7 +46,7 @@ class Simulated:
 
     @property
     def exposed(self) -> dict[str, float]:
-        """Seconds of the mean rank, by axis; they add up to ``seconds``."""
+        """Seconds by axis, averaged over ranks; they add up to ``seconds``."""
         counts = [len(mesh.ranks) for mesh in self.simulation.step.layout.meshes]
         return {
             axis: sum(place[axis] * count for place, count in zip(self.places, counts, strict=True)) / sum(counts)
@@ -49,15 +54,15 @@ class Simulated:
         }
 
     def timeline(self, steps: Sequence[int] = (0,), ranks: Sequence[int] | None = None) -> Timeline:
-        """The spans of ``ranks`` (None: of all) in ``steps``, which are all alike but for a run's first: no
-        optimizer has changed anything before step 0. Each begins at second 0."""
-        from plait.core.step.clock.spans import timeline  # makes keys and bytes, which ranking plans does not need
+        """Return the spans of ``ranks`` (None: all) in ``steps``. All steps are alike except a
+        run's first: before step 0 no optimizer has updated parameters. Each step begins at second
+        0."""
 
         return timeline(self.simulation, steps, ranks)
 
 
-class StepClock(PipelineClock[Course]):
-    """One step of all places. steady: not a run's first."""
+class StepClock(PipelineClock[RankTimeline]):
+    """One simulated step of all pp ranks. steady: False for a run's first step."""
 
     def __init__(self, simulation: Simulation, *, steady: bool) -> None:
         self.simulation, self.prices, self.steady = simulation, simulation.prices, steady
@@ -68,21 +73,21 @@ class StepClock(PipelineClock[Course]):
             if course.place.units:
                 first = next(entry.key for entry in course.entries if entry.key)
                 course.do(course.inside.begin((first.stage, first.phase), steady=steady))
-        self.walk()
+        self.simulate()
         self._finish()
         for course in self.courses:
             course.settle()
 
-    def wait(self, rank: Course, way: int) -> None:
-        """Stand still until a transfer moves because others have not computed yet, then because of the
-        network."""
-        begin, (moves, there) = rank.clock, self.there(way)
+    def wait(self, rank: RankTimeline, way: int) -> None:
+        """Stand still until a transfer starts, which counts as idle, then until it has arrived,
+        which counts as pp."""
+        begin, (moves, there) = rank.clock, self.arrival(way)
         rank.rest(moves, "idle")
         rank.rest(there, "pp")
         rank.moved.append(Moved(self.ways[way].transfer, False, begin, rank.clock))
 
-    def compute(self, rank: Course, entry: Entry) -> None:
-        """Go through a stage's list."""
+    def compute(self, rank: RankTimeline, entry: Entry) -> None:
+        """Advance a pp rank by a stage's instruction list."""
         assert entry.key
         outcome, lost = rank.inside.phase(entry.key, rank.state), 0.0
         taken = max(rank.leaves, rank.arrives) - rank.clock
@@ -91,13 +96,14 @@ class StepClock(PipelineClock[Course]):
         rank.do(outcome, entry.op, lost=lost)
 
     def move(self, way: int, now: float) -> tuple[float, float]:
-        """Send a tensor over the links of the places at its ends, which carry one at a time."""
+        """Send a tensor over the links of the pp ranks at its ends, which carry one transfer at a
+        time."""
         ends = self.ways[way]
         sender, receiver = self.courses[ends.sender], self.courses[ends.receiver]
         start = max(now, sender.leaves, receiver.arrives)
         seconds, tier = self.simulation.travel(ends)
         queue = sender.state.queue
-        if queue and queue[0][1] == tier and sender.clock <= now:  # both at half the rate until one is done
+        if queue and queue[0][1] == tier and sender.clock <= now:  # both at half the bandwidth until one is done
             shared = min(seconds, sum(left for left, other in queue if other == tier))
             sender.state, seconds = sender.state.behind(shared), seconds + shared
         end = start + seconds
@@ -106,15 +112,17 @@ class StepClock(PipelineClock[Course]):
         return start, end
 
     def _finish(self) -> None:
-        """Complete the step: sum gradients, take their norm, let optimizers run."""
+        """Complete the step: sum gradients, compute their norm, run optimizers."""
         prices, step = self.prices, self.simulation.step
         for course in self.courses:
             course.rest(course.last_sent, "pp")
             if course.place.units:
                 course.do(course.inside.complete(course.state))
-            if course.place.copies:
+            if course.place.replicated_gradient_bytes:
                 where = course.place.index
-                taken = prices.collective("all_reduce", course.place.copies, course.place.strategy.tp, 1, where)
+                taken = prices.collective(
+                    "all_reduce", course.place.replicated_gradient_bytes, course.place.strategy.tp, 1, where
+                )
                 course.rest(course.clock + taken, "tp")
         self._tie()
         world = step.layout.world_size
@@ -124,19 +132,20 @@ class StepClock(PipelineClock[Course]):
             taken = prices.update(course.place.numbers) + prices.muon(course.place)
             course.rest(course.clock + norm + taken * course.pace, "optimizer")
         _meet(self.courses)
-        self.seconds = self.courses[0].clock + prices.beside
+        self.seconds = self.courses[0].clock + prices.step_overhead
         for course in self.courses:
             course.rest(self.seconds, "beside")
 
     def _tie(self) -> None:
-        """The first and the last stage sum the gradient of tied embeddings, if there are any."""
+        """Sum the gradient of tied embeddings between the first and the last stage, if there are
+        any."""
         step, rank_of = self.simulation.step, self.simulation.step.schedule.rank_of
         places = sorted({rank_of[0], rank_of[len(step.stages) - 1]})
         tie = step.tie(step.layout.meshes[places[0]].first)
         ranks = len(tie.ranks)
         if ranks == 1:
             return
-        stride = max(1, step.layout.world_size // ranks)  # as the closed form has it: one node's ends are inside
+        stride = max(1, step.layout.world_size // ranks)  # as in the closed form: one node's ends are inside
         size = tie.numbers * self.courses[0].place.step.workload.master
         courses = [self.courses[place] for place in places]
         _meet(courses)
@@ -144,24 +153,26 @@ class StepClock(PipelineClock[Course]):
             course.rest(course.clock + self.prices.collective("all_reduce", size, ranks, stride), "pp")
 
 
-def _meet(courses: Sequence[Course]) -> None:
-    """Wait for the last of them."""
+def _meet(courses: Sequence[RankTimeline]) -> None:
+    """Let all timelines wait for the latest."""
     moment = max(course.clock for course in courses)
     for course in courses:
         course.rest(moment, "idle")
 
 
 class Simulation:
-    """A step's lists, what happens inside them, and how fast nodes are: the same in every step.
+    """A step's instruction lists, their simulated insides, and the speeds of nodes, which are the
+    same in every step.
 
-    key: gives the plan's, with which timelines are stamped; asked when one is made."""
+    key: returns the plan's key, with which timelines are stamped; called when a timeline is made.
+    """
 
     def __init__(self, step: Step, prices: Prices, jitter_seed: int | None, key: Callable[[], str] = str) -> None:
         self.step, self.prices, self.key = step, prices, key
-        self.places = [Place(step, index) for index in range(len(step.layout.degrees))]
+        self.places = [PipelineRank(step, index) for index in range(len(step.layout.degrees))]
         kinds, known = dict[object, PlaceLists](), dict[object, Programme]()
         self.lists = [
-            kinds.setdefault((place.kind, prices.alike(place.index)), PlaceLists(place, prices, known))
+            kinds.setdefault((place.kind, prices.cost_class(place.index)), PlaceLists(place, prices, known))
             for place in self.places
         ]
         self.paces = self._paces(jitter_seed)
@@ -174,18 +185,18 @@ class Simulation:
 
     @property
     def simulated(self) -> Simulated:
-        """Seconds of a step in the middle of a run. Not kept here: it has the simulation, and a circle of
-        both would outlive its last reader."""
+        """Seconds of a step in the middle of a run. Not cached here: the result refers to this
+        simulation, and a reference cycle would outlive its last reader."""
         run = self.run()
         return Simulated(run.seconds, tuple({axis: one.spent[axis] for axis in AXES} for one in run.courses), self)
 
-    def courses(self) -> list[Course]:
-        """Courses of all places, at a step's beginning."""
+    def courses(self) -> list[RankTimeline]:
+        """Return the timelines of all pp ranks at a step's beginning."""
         parts = zip(self.script.entries, self.places, self.lists, self.paces, strict=True)
-        return [Course(entries, place=place, lists=lists, pace=pace) for entries, place, lists, pace in parts]
+        return [RankTimeline(entries, place=place, lists=lists, pace=pace) for entries, place, lists, pace in parts]
 
-    def travel(self, way: Way) -> tuple[float, int]:
-        """Seconds of what one stage hands to another, and the links it uses."""
+    def travel(self, way: TransferRoute) -> tuple[float, int]:
+        """Return the seconds of a transfer between two stages, and the links it uses."""
         source, target = way.transfer[:2]
         edge = (source, target) if self.step.model.levels else (way.sender, way.receiver)  # equal layers, equal edges
         found = self._travels.get(edge)
@@ -195,7 +206,7 @@ class Simulation:
         return found
 
     def _paces(self, seed: int | None) -> list[float]:
-        """The time of each place's slowest node, as a multiple of the mean node's."""
+        """Return the time of each pp rank's slowest node, as a multiple of the mean node's."""
         sigma, meshes = self.prices.jitter, self.step.layout.meshes
         world = self.step.layout.world_size
         each = self.prices.ranks_per_node or world
@@ -208,5 +219,107 @@ class Simulation:
 
 
 def slowest(nodes: int) -> float:
-    """Standard deviations by which the slowest of so many exceeds the mean, on average (Blom 1958)."""
+    """Return the expected excess of the slowest of ``nodes`` nodes over the mean, in standard
+    deviations (Blom 1958)."""
     return NormalDist().inv_cdf((nodes - 0.375) / (nodes + 0.25)) if nodes > 1 else 0.0
+
+
+# ---- spans ----
+
+
+_VERBS: Mapping[str, UnitVerb] = {
+    "need": "need", "gather": "gather", "publish": "publish", "reduce": "reduce", LAST: "reduce", "settle": "settle",
+}  # fmt: skip
+_KINDS: Mapping[str, SpanKind] = {"compute": "compute", "comm": "comm", "wait": "wait"}
+
+
+def timeline(simulation: Simulation, steps: Sequence[int], ranks: Sequence[int] | None) -> Timeline:
+    """Return the spans of ``ranks`` (None: all) in ``steps``. Bytes of embedding rows, which depend
+    on the tokens, are upper bounds."""
+    whole = simulation.step
+    runs = {steady: simulation.run(steady=steady) for steady in {step > 0 for step in steps}}
+    found: list[Span] = []
+    for place, mesh in enumerate(whole.layout.meshes):
+        shares = slice_sizes(whole.workload.micro_batch, mesh.dp)
+
+        known: dict[tuple[bool, int], list[OpSpan]] = {}
+        for step in steps:
+            for rank in mesh.ranks if ranks is None else set(mesh.ranks).intersection(ranks):
+                key = step > 0, shares[mesh.coordinates(rank)["dp"]]
+                if key not in known:
+                    known[key] = list(_PlaceSpans(simulation, runs[key[0]].courses[place], key[1]).all())
+                found += spans_of(step, rank, known[key])
+    return Timeline(tuple(found), simulation.key())
+
+
+class _PlaceSpans:
+    """Spans of one rank of a pp rank, which has ``share`` sequences of every micro-batch."""
+
+    def __init__(self, simulation: Simulation, course: RankTimeline, share: int) -> None:
+        self.step, self.course, self.place, self.share = simulation.step, course, course.place, share
+        self.units = self.place.units
+
+    def all(self) -> Iterator[OpSpan]:
+        """Yield all spans, unordered."""
+        yield from self._inside()
+        yield from self._waits()
+        yield from self._units()
+        for transfer, sends, start, end in self.course.moved:
+            send, receive = ends(transfer)
+            if sends:
+                yield OpSpan(send, "transfer", start, end, self._tile(send))
+            else:
+                yield OpSpan(receive, "idle", start, end)
+
+    def _inside(self) -> Iterator[OpSpan]:
+        """Yield spans of segment ops and their collectives."""
+        for op, start, scale, outcome in self.course.turns:
+            if op is None:
+                continue
+            at = self.place.stage_index[op.stage]
+            actions = self.course.lists.of(self.place, at, op.work.phase)
+            traffic = self.place.traffic(at, self.share)
+            for position, kind, begin, end in outcome.done:
+                action = actions[position]
+                assert not isinstance(action, UnitAction)
+                sent = traffic.sent(action.op) if kind == "comm" else 0
+                yield OpSpan(action.op, _KINDS[kind], start + begin * scale, start + end * scale, sent)
+
+    def _waits(self) -> Iterator[OpSpan]:
+        """Yield spans of waits for units."""
+        for _, moment, scale, outcome in self.course.turns:
+            for label, start, end in outcome.waits:
+                yield OpSpan(self._named(label), "wait", moment + start * scale, moment + end * scale)
+
+    def _units(self) -> Iterator[OpSpan]:
+        """Yield spans of units' collectives: one stream, one after the other."""
+        sent = [
+            (label, moment + at * scale)
+            for _, moment, scale, outcome in self.course.turns
+            for label, at in outcome.sent
+        ]
+        ended = [moment + at * scale for moment, scale, several in self.course.ended for at in several]
+        before = 0.0
+        for (label, started), end in zip(sent, ended, strict=True):
+            yield OpSpan(self._named(label), "comm", max(started, before), end, self._sent(label))
+            before = end
+
+    def _named(self, label: Label) -> UnitOp:
+        verb, number, forward = label
+        unit: Unit = VECTORS if verb == "settle" else self.units[number].unit
+        return UnitOp(_VERBS[verb], unit, forward)
+
+    def _sent(self, label: Label) -> int:
+        verb, number, forward = label
+        unit: UnitTraffic = self.units[number]
+        match verb:
+            case "gather":
+                found = unit.gather(forward=forward)
+            case "publish":
+                found = unit.publish()
+            case _:
+                found = unit.reduce(last=verb == LAST)
+        return sum(one.bytes for one in found)
+
+    def _tile(self, op: Op) -> int:
+        return self.step.crossing_bytes(self.place.index, (op.stage, op.peer), self.share)

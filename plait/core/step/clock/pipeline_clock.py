@@ -1,38 +1,44 @@
-"""The ranks of a pipeline in virtual time: each works through its list, and waits for what others send.
+"""Simulation of the pp ranks of a pipeline: each runs through its op list and waits for transfers
+from others.
 
-A computation waits for its transfers. How a transfer starts:
+A computation waits for its transfers. Start of a transfer:
 
-    buffered     when it is sent: the receiver's memory is always there (gloo with a posted receive, or a
+    buffered     when it is sent: the receiver's memory is always available (gloo with a posted receive, or a
                  mailbox)
     rendezvous   when it is sent and its receive is posted (NCCL; gloo without a posted receive)
     blocking     as rendezvous, and sender and receiver stand still until it has arrived (send and recv one
                  call after the other)
 
-What computations and transfers take is a subclass's: ``dry_run`` has given costs, ``pipeline`` a machine's.
+Subclasses define the time of computations and transfers: ``dry_run`` uses specified costs,
+``pipeline`` a machine's. A dry run returns when every op would run, which activations are alive
+meanwhile, and whether ranks deadlock. Each channel (one rank to one other) carries one transfer at
+a time, in order.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from plait.core.base.errors import ScheduleError
+from plait.core.base.pictures import Bar
 from plait.core.step.clock.phase import Key
-from plait.core.step.schedule import Op, Phase, Schedule, Transfer, ends
+from plait.core.step.schedule import Edge, Op, Phase, Schedule, Transfer, check, ends, with_transfers
 
 Transfers = Literal["buffered", "rendezvous", "blocking"]
 SCRIPTS = 8
-"""Schedules whose lists are kept: finalists that follow each other often have the same."""
+"""Number of schedules whose scripts are cached; successive finalists often share a schedule."""
 _SENT, _POSTED = 1, 2
 
 
 class Entry(NamedTuple):
-    """One op of a rank's list. key: None for a transfer. arrivals: numbers of the transfers from other ranks
-    that a computation needs. way: number of the transfer; sends: which end of it this is."""
+    """One op of a rank's list. key: None for a transfer. arrivals: numbers of the transfers from
+    other ranks that a computation needs. way: number of the transfer; sends: True for its sending
+    end."""
 
     op: Op
     key: Key | None
@@ -41,7 +47,7 @@ class Entry(NamedTuple):
     sends: bool = False
 
 
-class Way(NamedTuple):
+class TransferRoute(NamedTuple):
     """A transfer, and the ranks at its ends."""
 
     transfer: Transfer
@@ -51,28 +57,29 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """A schedule with its transfers numbered. entries: of every rank."""
+    """A schedule with its transfers numbered. ways: the transfers. entries: the ops of every
+    rank."""
 
-    ways: Sequence[Way]
+    ways: Sequence[TransferRoute]
     entries: Sequence[Sequence[Entry]]
 
 
 @lru_cache(maxsize=SCRIPTS)
 def script_of(schedule: Schedule) -> Script:
-    """The script of a schedule with transfers."""
+    """Return the script of a schedule with transfers."""
     numbers: dict[Transfer, int] = {}
     entries = [_entries(schedule, rank, numbers) for rank in range(len(schedule.ranks))]
     rank_of = schedule.rank_of
-    return Script([Way(one, rank_of[one.source], rank_of[one.target]) for one in numbers], entries)
+    return Script([TransferRoute(one, rank_of[one.source], rank_of[one.target]) for one in numbers], entries)
 
 
 def _entries(schedule: Schedule, rank: int, numbers: dict[Transfer, int]) -> list[Entry]:
-    """The list of one rank. numbers: of transfers, is added to."""
+    """Return the list of one rank. numbers: number of each transfer; new ones are added."""
     ops, order = schedule.ranks[rank], {stage: at for at, stage in enumerate(schedule.stages_of(rank))}
     phases: list[tuple[int, Phase]] = [(order[op.stage], op.work.phase) for op in ops if op.computes]
     last = {phase: at for at, phase in enumerate(phases)}
     turns = enumerate(zip(phases, [*phases[1:], None], strict=True))
-    known: dict[Key, Key] = {}  # equal keys are one, so that they are found fast
+    known: dict[Key, Key] = {}  # one object per equal key, for fast look-ups
     entries = list[Entry]()
     for op in ops:
         if op.computes:
@@ -88,7 +95,7 @@ def _entries(schedule: Schedule, rank: int, numbers: dict[Transfer, int]) -> lis
 
 @dataclass(eq=False)
 class RankClock:
-    """A rank in its list: at which entry, and at what time."""
+    """A rank's position in its list, and its time in seconds."""
 
     entries: Sequence[Entry]
     clock: float = 0.0
@@ -99,8 +106,8 @@ R = TypeVar("R", bound=RankClock)
 
 
 class PipelineClock(ABC, Generic[R]):
-    """The walk of all ranks, in the order of time. arrived: when each transfer began to move, and when it was
-    there; None before it moves."""
+    """The simulation of all ranks in order of time. arrived: begin and end of each transfer; None
+    before it starts."""
 
     def __init__(self, script: Script, ranks: Sequence[R], transfers: Transfers) -> None:
         self.ranks, self.ways = ranks, script.ways
@@ -109,30 +116,30 @@ class PipelineClock(ABC, Generic[R]):
         self._moving = (_SENT, _SENT | _POSTED) if transfers == "buffered" else (_SENT | _POSTED,)
         self._blocking = transfers == "blocking"
         self._blocked: dict[int, int] = {}
-        """The rank that stands still until a transfer moves. By transfer."""
+        """The rank that stands still until a transfer starts, by transfer."""
         self._queue: list[tuple[float, int]] = []
 
     @abstractmethod
     def compute(self, rank: R, entry: Entry) -> None:
-        """Move a rank's clock on by one of its computations."""
+        """Advance a rank's clock by one of its computations."""
 
     @abstractmethod
     def move(self, way: int, now: float) -> tuple[float, float]:
-        """Begin and end of a transfer that may begin now."""
+        """Return the begin and end of a transfer that can start at ``now``."""
 
     def wait(self, rank: R, way: int) -> None:
-        """Move a rank's clock on to when a transfer is there, unless it is later already."""
-        rank.clock = max(rank.clock, self.there(way)[1])
+        """Advance a rank's clock to the arrival of a transfer, unless it is later already."""
+        rank.clock = max(rank.clock, self.arrival(way)[1])
 
-    def there(self, way: int) -> tuple[float, float]:
-        """When a transfer that has moved began, and when it was there."""
+    def arrival(self, way: int) -> tuple[float, float]:
+        """Return the begin and end of a transfer that has started."""
         moment = self.arrived[way]
         assert moment
         return moment
 
-    def walk(self) -> None:
-        """Let every rank go through its list, always the one whose clock is behind. Raises ScheduleError
-        where ranks wait for each other in a circle; the message names it."""
+    def simulate(self) -> None:
+        """Run every rank through its list, always the rank whose clock is behind. Raises
+        ScheduleError if ranks deadlock; the message names the circle."""
         self._queue = [(rank.clock, number) for number, rank in enumerate(self.ranks)]
         self._queue.sort()
         while self._queue:
@@ -142,7 +149,8 @@ class PipelineClock(ABC, Generic[R]):
             raise ScheduleError(self._circle())
 
     def _advance(self, number: int, rank: R) -> None:
-        """Announce transfers and run computations until another rank is behind, or a transfer is missing."""
+        """Announce transfers and run computations until another rank is behind, or a transfer is
+        missing."""
         entries, arrived, queue, at = rank.entries, self.arrived, self._queue, rank.at
         while at < len(entries):
             entry = entries[at]
@@ -168,7 +176,7 @@ class PipelineClock(ABC, Generic[R]):
         rank.at = at
 
     def _announce(self, way: int, now: float, *, sends: bool) -> None:
-        """Let a transfer move if this end of it is the last that was missing."""
+        """Start a transfer if this end completes its condition."""
         self._announced[way] |= _SENT if sends else _POSTED
         if self._announced[way] not in self._moving or self.arrived[way] is not None:
             return
@@ -178,7 +186,8 @@ class PipelineClock(ABC, Generic[R]):
             heappush(self._queue, (max(end, self.ranks[waiting].clock), waiting))
 
     def _circle(self) -> str:
-        """The ranks that wait, and for which, from the first that stands still around the circle."""
+        """Return a message that names the deadlocked ranks, from the first that stands still around
+        the circle."""
         waits: dict[int, tuple[Op, Op, int]] = {}
         for rank, number in sorted((rank, number) for number, rank in self._blocked.items()):
             way, op = self.ways[number], self.ranks[rank].entries[self.ranks[rank].at].op
@@ -192,3 +201,183 @@ class PipelineClock(ABC, Generic[R]):
         return "deadlock: " + "; ".join(
             f"rank {one} waits at {waits[one][0]} for {waits[one][1]} of rank {waits[one][2]}" for one in circle
         )
+
+
+# ---- specified costs ----
+
+
+@dataclass(frozen=True)
+class PipelineCosts:
+    """Seconds of one micro-batch, by stage; a whole backward is both gradients. edges: seconds of
+    one transfer over an edge, default 0."""
+
+    forward: tuple[float, ...]
+    input_gradient: tuple[float, ...]
+    weight_gradient: tuple[float, ...]
+    edges: dict[Edge, float] = field(default_factory=dict[Edge, float])
+
+    @staticmethod
+    def uniform(
+        num_stages: int,
+        forward: float = 1.0,
+        input_gradient: float = 1.0,
+        weight_gradient: float = 1.0,
+        transfer: float = 0.0,
+    ) -> PipelineCosts:
+        """Return the costs of equal stages in a chain."""
+        edges = {(i, i + 1): transfer for i in range(num_stages - 1)}
+        return PipelineCosts(
+            (forward,) * num_stages, (input_gradient,) * num_stages, (weight_gradient,) * num_stages, edges
+        )
+
+    def seconds(self, op: Op) -> float:
+        """Return the seconds of a computation."""
+        at, work = op.stage, op.work
+        taken = self.forward[at] if work.forward else 0.0
+        taken += self.input_gradient[at] if work.input_gradient else 0.0
+        return taken + (self.weight_gradient[at] if work.weight_gradient else 0.0)
+
+    def travel(self, transfer: Transfer) -> float:
+        """Return the seconds of a transfer, either direction."""
+        a, b = transfer.source, transfer.target
+        return self.edges.get((min(a, b), max(a, b)), 0.0)
+
+
+class TimedOp(NamedTuple):
+    """An op with its start and end; a transfer is recorded under its SEND, from start to
+    arrival."""
+
+    rank: int
+    op: Op
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A simulated schedule under specified costs. Times in the unit of the costs, from the start of
+    the step."""
+
+    schedule: Schedule
+    placed: tuple[TimedOp, ...]
+
+    @property
+    def makespan(self) -> float:
+        """The time at which the last op or transfer ends."""
+        return max((p.end for p in self.placed), default=0.0)
+
+    def computations(self, rank: int) -> list[TimedOp]:
+        """Return the computations of a rank, in order."""
+        return [p for p in self.placed if p.rank == rank and p.op.computes]
+
+    def idle(self) -> list[float]:
+        """Return the time without computation between each rank's first and last computation, by
+        rank."""
+
+        def waits(own: list[TimedOp]) -> float:
+            return own[-1].end - own[0].start - sum(p.end - p.start for p in own) if own else 0.0
+
+        return [waits(self.computations(rank)) for rank in range(len(self.schedule.ranks))]
+
+    def bubble(self) -> float:
+        """Return the longest ``idle`` of a rank."""
+        return max(self.idle(), default=0.0)
+
+    def bars(self) -> list[Bar]:
+        """Return the bars of a chart: a row per rank, and a row per channel on which transfers take
+        time."""
+        bars = [
+            Bar(f"rank {p.rank}", p.start, p.end, self._label(p.op), p.op.work.name)
+            for p in sorted(self.placed, key=lambda p: p.rank)
+            if p.op.computes
+        ]
+        rank_of = self.schedule.rank_of
+        moves = [p for p in self.placed if not p.op.computes and p.end > p.start]
+        moves.sort(key=lambda p: (p.rank, rank_of[p.op.peer], p.start))
+        return bars + [
+            Bar(f"{p.rank} > {rank_of[p.op.peer]}", p.start, p.end, str(p.op.micro_batch), f"transfer {p.op.direction}")
+            for p in moves
+        ]
+
+    def _label(self, op: Op) -> str:
+        """Return an op's label; lower case for all but the first of a rank's stages."""
+        first = op.stage < len(self.schedule.ranks)
+        return f"{op.kind if first else op.kind.lower()}{op.micro_batch}"
+
+
+def dry_run(schedule: Schedule, costs: PipelineCosts | None = None, transfers: Transfers = "buffered") -> DryRun:
+    """Simulate ``schedule`` (transfers are added if it has none). costs: default: all zero.
+
+    Raises ScheduleError if the schedule is incomplete or out of order, if two ranks list a
+    channel's transfers in different orders, or if ranks deadlock; the message names the ops.
+    """
+    if schedule.computes_only:
+        schedule = with_transfers(schedule)
+    else:
+        check(schedule)
+    clock = _DryClock(schedule, costs or PipelineCosts.uniform(schedule.num_stages, 0, 0, 0), transfers)
+    clock.simulate()
+    return DryRun(schedule, tuple(sorted(clock.placed, key=lambda one: (one.start, one.rank))))
+
+
+def _check_channels(script: Script) -> None:
+    """Raise ScheduleError if a rank lists transfers from another in a different order than they are
+    sent."""
+    channels: dict[tuple[int, int], tuple[list[TransferRoute], list[TransferRoute]]] = {}
+    for entry in (entry for entries in script.entries for entry in entries if not entry.key):
+        way = script.ways[entry.way]
+        channels.setdefault((way.sender, way.receiver), ([], []))[not entry.sends].append(way)
+    for sent, expected in channels.values():
+        for one, other in zip(sent, expected, strict=True):
+            if one is not other:
+                raise ScheduleError(
+                    f"rank {one.sender} sends {ends(one.transfer)[0]} where rank {one.receiver} expects "
+                    f"{ends(other.transfer)[1]}: the two must list the transfers between them in one order"
+                )
+
+
+class _DryClock(PipelineClock[RankClock]):
+    """A pipeline clock with specified costs; every channel carries one transfer at a time."""
+
+    def __init__(self, schedule: Schedule, costs: PipelineCosts, transfers: Transfers) -> None:
+        script = script_of(schedule)
+        _check_channels(script)
+        super().__init__(script, [RankClock(entries) for entries in script.entries], transfers)
+        self.rank_of, self.costs, self.placed = schedule.rank_of, costs, list[TimedOp]()
+        self.free: dict[tuple[int, int], float] = {}
+
+    def compute(self, rank: RankClock, entry: Entry) -> None:
+        start, rank.clock = rank.clock, rank.clock + self.costs.seconds(entry.op)
+        self.placed.append(TimedOp(self.rank_of[entry.op.stage], entry.op, start, rank.clock))
+
+    def move(self, way: int, now: float) -> tuple[float, float]:
+        transfer, sender, receiver = self.ways[way]
+        start = max(now, self.free.get((sender, receiver), 0.0))
+        end = self.free[sender, receiver] = start + self.costs.travel(transfer)
+        self.placed.append(TimedOp(sender, ends(transfer)[0], start, end))
+        return start, end
+
+
+def peak_activations(schedule: Schedule) -> dict[int, int]:
+    """Return the maximum number of micro-batches whose activations are alive at once, from the
+    forward to the end of weight gradients, by stage."""
+    return {
+        stage: _peak([op for ops in schedule.ranks for op in ops if op.stage == stage])
+        for stage in range(schedule.num_stages)
+    }
+
+
+def rank_peaks(schedule: Schedule) -> list[int]:
+    """Return the maximum number of activations alive at once over all stages of a rank, in
+    micro-batches of one stage, by rank."""
+    return [_peak(ops) for ops in schedule.ranks]
+
+
+def _peak(ops: list[Op] | tuple[Op, ...]) -> int:
+    alive = peak = 0
+    for op in ops:
+        if op.computes:
+            alive += op.work.forward
+            peak = max(peak, alive)
+            alive -= op.work.weight_gradient
+    return peak

@@ -1,36 +1,53 @@
-"""The places of a step's pipeline as the simulation sees them: the lists of their stages, priced.
+"""The pp ranks of a step as the simulation models them: the instruction lists of their stages with
+costs, and their timelines through a step, with seconds by axis.
 
-Places that differ only in which layers they hold do the same, so they share lists and all that is found out
-about them. So do stages, at one place or at several: each kind of stage is listed and priced once.
+Pp ranks that differ only in their layers do the same work, so they share lists and everything
+computed from them. Stages of one pp rank or of several share too: each kind of stage is listed and
+costed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from plait.core.parallel.sharding import Unit
-from plait.core.step.clock.inside import Inside
-from plait.core.step.clock.phase import Compute, Price, Programme, Rules, Start, UnitPrices, UnitStep, Wait
+from plait.core.step.clock.inside import PhaseSimulator
+from plait.core.step.clock.phase import (
+    Compute,
+    Outcome,
+    Price,
+    Programme,
+    Rules,
+    Start,
+    State,
+    UnitPrices,
+    UnitStep,
+    Wait,
+)
+from plait.core.step.clock.pipeline_clock import RankClock
 from plait.core.step.clock.prices import Prices
-from plait.core.step.orders.known import known_order, later
+from plait.core.step.orders.overlap import known_order, later
+from plait.core.step.orders.segment_costs import Durations, SegmentCosts
+from plait.core.step.schedule import Op, Transfer
 from plait.core.step.seconds.costs import Launches
-from plait.core.step.seconds.segment_costs import Durations, SegmentCosts
 from plait.core.step.segments import LAYERS, Action, Collective, Phase, SegmentGraph, SegmentOp
-from plait.core.step.step import Place
-from plait.core.step.unit_traffic import Sent, UnitTraffic
-from plait.core.step.units import UnitAction, with_units
+from plait.core.step.step import PipelineRank
+from plait.core.step.traffic import Sent, UnitAction, UnitTraffic, with_units
 
 Listed = Sequence[Action | UnitAction]
 
 
 @dataclass(frozen=True)
 class PlaceLists:
-    """Lists of places of one kind. place: the first of the kind. known: priced lists of the step's stages, at
-    this place and at others, by kind of stage; units have their numbers in the stage."""
+    """Instruction lists of pp ranks of one kind. place: the first of the kind. known: cache of
+    costed lists of the step's stages, at any pp rank, by kind of stage; units are numbered within
+    the stage."""
 
-    place: Place
+    place: PipelineRank
     prices: Prices
     known: dict[object, Programme] = field(default_factory=dict[object, Programme], repr=False, compare=False)
     _listed: dict[tuple[int, Phase], Listed] = field(
@@ -38,7 +55,7 @@ class PlaceLists:
     )
 
     def listed(self, at: int, phase: Phase) -> Listed:
-        """The list of a stage, with what happens to units."""
+        """Return the list of a stage, unit actions included."""
         if (at, phase) not in self._listed:
             place, graph = self.place, replace(self.place.graph(at), phase=phase)
             found = known_order(graph, place.strategy.overlap, self._order_costs, place.share)
@@ -46,20 +63,20 @@ class PlaceLists:
             self._listed[at, phase] = found
         return self._listed[at, phase]
 
-    def of(self, other: Place, at: int, phase: Phase) -> Listed:
-        """The list of another place of the kind: the same for its layers."""
+    def of(self, other: PipelineRank, at: int, phase: Phase) -> Listed:
+        """Return the list of another pp rank of the kind: the same actions for its layers."""
         here, there = self.place.stages[at].first_layer, other.stages[at].first_layer
         actions = self.listed(at, phase)
         return [one if isinstance(one, UnitAction) else later(one, there - here) for one in actions]
 
     @cached_property
     def _order_costs(self) -> SegmentCosts:
-        """Seconds from which lists are made."""
+        """Op seconds from which lists are ordered."""
         return self.place.step.order_costs(self.place.index)
 
     @cached_property
-    def inside(self) -> Inside:
-        """The lists, priced."""
+    def inside(self) -> PhaseSimulator:
+        """The simulator of the lists, with costs."""
         place, prices, strategy = self.place, self.prices, self.place.strategy
         rules = Rules(
             prices.slow,
@@ -69,9 +86,9 @@ class PlaceLists:
             sent=strategy.overlap != "no-communication",
         )
         programmes = {key: self._programme(*key) for key in place.phases}
-        prices = {(one.unit[0], one.numel): one for one in place.units}  # such units cost as much
+        prices = {(one.unit[0], one.numel): one for one in place.units}  # units equal in this key cost the same
         found = {kind: self._unit_prices(one) for kind, one in prices.items()}
-        return Inside(programmes, [found[one.unit[0], one.numel] for one in place.units], rules)
+        return PhaseSimulator(programmes, [found[one.unit[0], one.numel] for one in place.units], rules)
 
     @cached_property
     def _costs(self) -> SegmentCosts:
@@ -80,18 +97,19 @@ class PlaceLists:
 
     @cached_property
     def _launches(self) -> Launches:
-        """Seconds of the host."""
+        """Launch seconds of the host."""
         return self.prices.launches(self.place.index)
 
     def _tier(self, kind: Collective | None) -> int | None:
-        """The links of attention's collectives."""
+        """Return the links of attention's context-parallel collectives; None for other
+        collectives."""
         strategy = self.place.strategy
         ulysses = strategy.cp // strategy.ring
         ways = {"all_to_all": (ulysses, strategy.tp), "rotate": (strategy.ring, strategy.tp * ulysses)}
         return self.prices.tier(*ways[kind]) if kind in ways else None
 
     def _programme(self, at: int, phase: Phase) -> Programme:
-        """The list of a stage, priced, with the numbers that its units have at the place."""
+        """Return the list of a stage with costs, and with the pp rank's numbers of its units."""
         key = self._kind(at, phase)
         if key not in self.known:
             self.known[key] = self._priced(at, self.listed(at, phase))
@@ -102,25 +120,26 @@ class PlaceLists:
         ]
 
     def _kind(self, at: int, phase: Phase) -> object:
-        """Equal for stages that do the same, whichever layers they hold."""
+        """Return a key that is equal for stages that do the same work, whichever layers they
+        hold."""
         place, mesh, graph = self.place, self.place.mesh, self.place.graph(at)
         first = 0 if graph.resampling else graph.first_layer  # else layers differ
         held = [(unit[0], unit[1] - first if unit[0] in LAYERS else 0, size) for unit, size in place.held[at].items()]
-        alike = self.prices.alike(place.index)
+        alike = self.prices.cost_class(place.index)
         graph = replace(graph, phase=phase, first_layer=graph.first_layer - first)
         return graph, tuple(held), mesh.dp, mesh.tp, mesh.cp, place.sharding, alike
 
     @cached_property
     def _numbers(self) -> dict[Unit, int]:
-        """Of units, among the place's."""
+        """Number of each unit among the pp rank's units."""
         return {one.unit: number for number, one in enumerate(self.place.units)}
 
     def _priced(self, at: int, listed: Listed) -> Programme:
-        """One list with its prices; units by their numbers in the stage. Ops that differ in nothing but the
-        layer cost the same."""
+        """Return one list with its costs; units are numbered within the stage. Ops that differ only
+        in the layer cost the same."""
         graph = self.place.graph(at)
         again = graph.num_layers if graph.recomputed is None else graph.recomputed
-        recomputed = graph.first_layer + again  # from there on layers are not
+        recomputed = graph.first_layer + again  # later layers are not recomputed
         numbers = {unit: number for number, unit in enumerate(self.place.held[at])}
         computed, sent = dict[object, Compute](), dict[object, tuple[float, int | None, float]]()
         slots: dict[object, int] = {}
@@ -153,7 +172,7 @@ class PlaceLists:
         return Compute(Durations(graph, self._costs, self.place.share).compute(op), self._launches.of(op))
 
     def _start(self, graph: SegmentGraph, op: SegmentOp) -> tuple[float, int | None, float]:
-        """What a ``Start`` says beside its slot."""
+        """Return the fields of a ``Start`` after its slot."""
         seconds = Durations(graph, self._costs, self.place.share).collective(op)
         return seconds, self._tier(graph.collective(op)), self._launches.collective
 
@@ -172,12 +191,126 @@ class PlaceLists:
             kind=unit.unit[0],
         )
 
-    def _price(self, found: Sequence[Sent]) -> Price:
-        """Price of collectives one after the other; they use the links of the one that takes longest."""
+    def _price(self, collectives: Sequence[Sent]) -> Price:
+        """Return the cost of collectives one after the other; the slowest determines the links."""
         tp = self.place.strategy.tp
         where = self.place.index
-        each = [self.prices.collective(one.kind, one.whole, one.ranks, one.stride * tp, where) for one in found]
+        each = [self.prices.collective(one.kind, one.whole, one.ranks, one.stride * tp, where) for one in collectives]
         if not each:
             return Price(0.0, -1)
-        slowest = found[each.index(max(each))]
+        slowest = collectives[each.index(max(each))]
         return Price(sum(each), self.prices.tier(slowest.ranks, slowest.stride * tp))
+
+
+# ---- timelines through a step ----
+
+
+AXES = ("compute", "tp", "cp", "dp", "pp", "optimizer", "idle", "beside")
+"""Parts of a step's seconds. idle: waiting for computations of other pp ranks (the bubble) and for
+the slowest node of any pp rank. beside: overhead of every step, independent of computation (data,
+logging)."""
+
+
+class Turn(NamedTuple):
+    """A computation of the schedule: its start, its simulated inside, and the factor ``scale`` by
+    which it took longer. op: None for the beginning and the completion of a step."""
+
+    op: Op | None
+    start: float
+    scale: float
+    outcome: Outcome
+
+
+class Moved(NamedTuple):
+    """A transfer, recorded on its sender; or on its receiver the interval in which it waited."""
+
+    transfer: Transfer
+    sends: bool
+    start: float
+    end: float
+
+
+@dataclass(eq=False, kw_only=True)
+class RankTimeline(RankClock):
+    """A pp rank's timeline through a step. pace: slowdown factor of its computation. ended: ends of
+    unit collectives, as (moment, scale, seconds from that moment in units of scale). leaves,
+    arrives: moments until which its links carry outgoing and incoming transfers."""
+
+    place: PipelineRank
+    lists: PlaceLists
+    pace: float
+    state: State = field(default_factory=State)
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(AXES, 0.0))
+    turns: list[Turn] = field(default_factory=list[Turn])
+    moved: list[Moved] = field(default_factory=list[Moved])
+    ended: list[tuple[float, float, Sequence[float]]] = field(
+        default_factory=list[tuple[float, float, Sequence[float]]]
+    )
+    leaves: float = 0.0
+    arrives: float = 0.0
+    last_sent: float = 0.0
+
+    @cached_property
+    def inside(self) -> PhaseSimulator:
+        """The simulator of the pp rank's instruction lists."""
+        return self.lists.inside
+
+    def rest(self, moment: float, axis: str) -> None:
+        """Stand still until ``moment``, and count the seconds for ``axis``."""
+        passed = moment - self.clock
+        if passed <= 0:
+            return
+        if self.state.queue:
+            self.state, ended = self.state.later(passed)
+            self.ended.append((self.clock, 1.0, ended))
+        self.spent[axis] += passed
+        self.clock = moment
+
+    def do(self, outcome: Outcome, op: Op | None = None, *, lost: float = 0.0) -> None:
+        """Append a computation, or the beginning or completion of a step. lost: seconds by which
+        transfers slow it down."""
+        start, scale = self.clock, self.pace
+        if lost:
+            scale += lost / outcome.seconds
+            self.spent["pp"] += lost
+        self.turns.append(Turn(op, start, scale, outcome))
+        if outcome.ended:
+            self.ended.append((start, scale, outcome.ended))
+        self.clock, self.state = start + outcome.seconds * scale, outcome.after
+
+    def settle(self) -> None:
+        """Add the seconds of all turns to ``spent``, by axis."""
+        outcomes = {id(turn.outcome): turn.outcome for turn in self.turns}
+        for number, times in Counter(id(turn.outcome) for turn in self.turns).items():
+            outcome = outcomes[number]
+            for axis, seconds in zip(outcome.spent._fields, outcome.spent, strict=True):
+                self.spent[axis] += times * seconds
+            self.spent["idle"] += times * outcome.seconds * (self.pace - 1.0)
+
+
+# ---- ranks that share processors ----
+
+
+def shared_pace(courses: Sequence[RankTimeline], crowd: float) -> float:
+    """Return the factor on computation if ranks share processors, for a step that was simulated as
+    if all ranks computed all the time. The factor is at least 1 / crowd."""
+    changes = sorted(change for course in courses for change in _changes(course))
+    ranks = sum(len(course.place.step.layout.meshes[course.place.index].ranks) for course in courses)
+    computing, before, whole, taken = 0, 0.0, 0.0, 0.0
+    for moment, change in changes:
+        if computing:
+            whole += moment - before
+            taken += (moment - before) * max(computing / ranks, 1 / crowd)
+        computing, before = computing + change, moment
+    return taken / whole if whole else 1.0
+
+
+def _changes(course: RankTimeline) -> Iterator[tuple[float, int]]:
+    """Yield the moments at which the ranks of a pp rank begin (positive count) or end (negative
+    count) to compute."""
+    count = len(course.place.step.layout.meshes[course.place.index].ranks)
+    for turn in course.turns:
+        for _, kind, start, end in turn.outcome.done:
+            if kind == "compute" and end > start:
+                yield turn.start + start * turn.scale, count
+                yield turn.start + end * turn.scale, -count

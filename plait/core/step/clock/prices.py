@@ -1,101 +1,108 @@
-"""Prices of a simulated step: seconds of ops, collectives, passes over memory and transfers.
+"""Costs for a simulated step: seconds of ops, collectives, passes over memory and transfers.
 
-``ClusterPrices`` knows a described cluster. ``PlanPrices`` knows no more than a plan: its measured costs, or
-costs from shapes, whose proportions mean more than their seconds.
+``ClusterPrices`` uses a described cluster. ``PlanPrices`` (``plait.plan.search.simulate``) uses
+only a plan: its measured costs, or costs estimated from shapes, whose proportions are more reliable
+than their seconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.network import Network
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import Load
+from plait.core.step.orders.segment_costs import SegmentCosts
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.costs import Launches, cluster_costs, cluster_launches
-from plait.core.step.seconds.muon_time import MuonPrices, cluster_prices, group_at, kinds_at, muon_seconds
-from plait.core.step.seconds.segment_costs import SegmentCosts
+from plait.core.step.seconds.sharding_costs import MuonPrices, cluster_prices, group_at, kinds_at, muon_seconds
 from plait.core.step.segments import Collective
-from plait.core.step.step import Place, Step
+from plait.core.step.step import PipelineRank, Step
 
 
 class Prices(Protocol):
-    """Prices of one plan on one machine."""
+    """Interface: the costs of one plan on one machine."""
 
     @property
     def slow(self) -> tuple[float, float]:
-        """Factors of computation and of communication while both run."""
+        """Slowdown factors of computation and of communication while both run."""
         ...
 
     @property
     def buffered(self) -> bool:
-        """Whether a transfer starts without its receive."""
+        """True if a transfer starts without a posted receive."""
         ...
 
     @property
     def jitter(self) -> float:
-        """Standard deviation of a node's step time, relative."""
+        """Standard deviation of a node's step time, relative to its mean."""
         ...
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks of a node; 0: all."""
+        """Ranks per node; 0: all ranks are on one node."""
         ...
 
     @property
-    def beside(self) -> float:
-        """Seconds of a step beside what is simulated."""
+    def step_overhead(self) -> float:
+        """Overhead of a step in seconds that the simulation does not cover."""
         ...
 
     def costs(self, place: int) -> SegmentCosts:
-        """Seconds of the segment ops of a place."""
+        """Return the seconds of a pp rank's segment ops."""
         ...
 
     def launches(self, place: int) -> Launches:
-        """Seconds of the host of a place."""
+        """Return the host's launch seconds for a pp rank."""
         ...
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
-        """Seconds of ``nbytes`` gathered or reduced over ranks that lie ``stride`` apart. place: whose they
-        are; None for ranks of several."""
+        """Return the seconds to gather or reduce ``nbytes`` over ``ranks`` ranks, ``stride`` ranks
+        apart. place: their pp rank; None if the group spans several."""
         ...
 
-    def alike(self, place: int) -> object:
-        """What is equal for places at which equal stages cost the same."""
+    def cost_class(self, place: int) -> object:
+        """Return a key that is equal for pp ranks on which equal stages cost the same."""
         ...
 
     def tier(self, ranks: int, stride: int) -> int:
-        """Number of the links that such a collective uses."""
+        """Return the number of the links that a collective over such a group uses."""
         ...
 
     def update(self, numbers: int) -> float:
-        """Seconds of an optimizer's step over so many numbers."""
+        """Return the seconds of an optimizer step over so many numbers."""
         ...
 
-    def muon(self, place: Place) -> float:
-        """Seconds of orthogonalising a place's matrices, beside ``update``; 0 of another optimizer."""
+    def muon(self, place: PipelineRank) -> float:
+        """Return the seconds to orthogonalise a pp rank's matrices, in addition to ``update``; 0
+        for another optimizer."""
         ...
 
     def travel(self, source: int, target: int) -> float:
-        """Seconds of what one stage hands to another, for one micro-batch."""
+        """Return the seconds of one micro-batch's transfer between two stages."""
         ...
 
     def way(self, source: int, target: int) -> int:
-        """Number of the links that this uses."""
+        """Return the number of the links that a transfer uses."""
         ...
 
 
-def muon_of(place: Place, prices: MuonPrices) -> float:
-    """Seconds of orthogonalising a place's matrices by these prices."""
+def muon_of(place: PipelineRank, prices: MuonPrices) -> float:
+    """Return the seconds to orthogonalise a pp rank's matrices at these costs."""
     return float(muon_seconds(kinds_at(place), *group_at(place), prices))
 
 
 @dataclass(frozen=True)
 class ClusterPrices:
-    """Prices on a described cluster, whose nodes a plan's ranks fill in order. pace: of micro-batches'
-    computation, as a multiple of the seconds that the cluster says; optimizers run at once."""
+    """Costs on a described cluster, whose nodes a plan's ranks fill in order. pace: factor on the
+    seconds of micro-batches' computation that the cluster predicts; optimizer steps are not
+    scaled."""
 
     step: Step
     cluster: Cluster
@@ -108,7 +115,7 @@ class ClusterPrices:
 
     @property
     def buffered(self) -> bool:
-        return self.cluster.device.kind == "cpu"  # gloo takes in what nobody asked for yet, NCCL does not
+        return self.cluster.device.kind == "cpu"  # gloo receives without a posted receive, NCCL does not
 
     @property
     def jitter(self) -> float:
@@ -119,23 +126,23 @@ class ClusterPrices:
         return self.cluster.ranks_per_node
 
     @property
-    def beside(self) -> float:
+    def step_overhead(self) -> float:
         return self.cluster.efficiency.step.value
 
     def costs(self, place: int) -> SegmentCosts:
-        found = cluster_costs(*self._asked(place), precision=self.step.workload.precision)
+        found = cluster_costs(*self._arguments(place), precision=self.step.workload.precision)
         if self.pace == 1.0:
             return found
         return replace(found, compute={key: seconds * self.pace for key, seconds in found.compute.items()})
 
     def launches(self, place: int) -> Launches:
-        return cluster_launches(*self._asked(place), precision=self.step.workload.precision)
+        return cluster_launches(*self._arguments(place), precision=self.step.workload.precision)
 
-    def _asked(self, place: int) -> tuple[ModelSpec, Strategy, Load, Cluster]:
+    def _arguments(self, place: int) -> tuple[ModelSpec, Strategy, Load, Cluster]:
         load = Load(self.step.largest_share(place), self.step.workload.sequence)
         return self.step.model, self.step.strategy_of(place), load, self.cluster
 
-    def alike(self, place: int) -> object:
+    def cost_class(self, place: int) -> object:
         return None
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
@@ -148,7 +155,7 @@ class ClusterPrices:
     def update(self, numbers: int) -> float:
         return float(rates.memory_bound(self.cluster, numbers * self.cluster.efficiency.optimizer_bytes.value))
 
-    def muon(self, place: Place) -> float:
+    def muon(self, place: PipelineRank) -> float:
         work = self.step.workload
         prices = cluster_prices(self.cluster, work.precision, work.matrix_steps, work.matrix_itemsize)
 
@@ -158,7 +165,8 @@ class ClusterPrices:
         return muon_of(place, replace(prices, exchange=exchange))
 
     def travel(self, source: int, target: int) -> float:
-        """Every node of the target gets each part once, over all its links, and shares it out inside."""
+        """Return the seconds of one micro-batch's transfer. Every node of the target receives each
+        part once, over all its links, and distributes it inside the node."""
         meshes, ends = self.step.layout.meshes, [self.step.schedule.rank_of[stage] for stage in (source, target)]
         shares = {place: self.step.largest_share(place) for place in ends}
         tile = max(self.step.crossing_bytes(place, (source, target), share) for place, share in shares.items())
@@ -173,6 +181,129 @@ class ClusterPrices:
         return self.tier(2, self._stride(ends))
 
     def _stride(self, ends: list[int]) -> int:
-        """Ranks between one of a place and its counterpart."""
+        """Return the ranks between a rank of one pp rank and its counterpart on the other."""
         meshes = self.step.layout.meshes
         return abs(meshes[ends[0]].first - meshes[ends[1]].first)
+
+
+# ---- costs by placement of ranks ----
+
+
+WIRE: dict[str, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+"""How often an edge of a ring carries (n - 1) / n of a tensor, by collective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinipodCrossing:
+    """Minipod crossings of concurrent groups. spread: minipods of the most spread group; flows:
+    maximum number of concurrent flows that leave or enter one minipod; hosts: hosts in the group
+    with the fewest ranks per host."""
+
+    spread: int = 1
+    flows: int = 0
+    hosts: int = 1
+
+
+@dataclass(frozen=True)
+class PlacedPrices(ClusterPrices):
+    """Costs for ranks placed on minipods. pods: the minipod of every host, by node rank. network:
+    costs of crossing minipods."""
+
+    pods: tuple[int, ...] = ()
+    network: Network = field(default_factory=Network.read)
+
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
+        """Return the seconds of a collective; longer than inside a minipod if groups of this kind
+        cross minipods."""
+        inside = super().collective(kind, nbytes, ranks, stride, place)
+        crossing = self._crossing(ranks, stride, place)
+        if crossing.spread == 1 or ranks == 1:
+            return inside
+        if self.network.core is None:
+            return inside * self.network.collective_factor(crossing.spread)
+        n = crossing.hosts
+        carried = nbytes * WIRE[kind] * (n - 1) / n
+        carried = carried / n if kind == "all_to_all" else carried
+        return max(inside, carried * crossing.flows / self.network.core)
+
+    def travel(self, source: int, target: int) -> float:
+        inside = super().travel(source, target)
+        ends = [self.step.layout.meshes[self.step.schedule.rank_of[stage]].ranks for stage in (source, target)]
+        hosts = [self._hosts(ranks) for ranks in ends]
+        most = max(map(len, hosts))
+        pairs = {(one[at * len(one) // most], two[at * len(two) // most]) for one, two in [hosts] for at in range(most)}
+        crossing = self._over([[(a, b)] for a, b in pairs])
+        if crossing.spread == 1:
+            return inside
+        if self.network.core is None:
+            return inside * self.network.pair_factor
+        places = [self.step.schedule.rank_of[stage] for stage in (source, target)]
+        tile = max(self.step.crossing_bytes(at, (source, target), self.step.largest_share(at)) for at in places)
+        tp = min(self.step.layout.meshes[at].tp for at in places)
+        handed = tile * max(1, self.cluster.ranks_per_node // tp)  # every tp group of a host sends a tile
+        return max(inside, handed * crossing.flows / self.network.core)
+
+    def cost_class(self, place: int) -> object:
+        """Return the minipods of the pp rank's hosts as a key: pp ranks of one kind may cross
+        minipods differently."""
+        hosts = self._hosts(self.step.layout.meshes[place].ranks)
+        known: dict[int, int] = {}
+        return tuple(known.setdefault(self.pods[host], len(known)) for host in hosts)
+
+    def spreads(self) -> tuple[int, int]:
+        """Return the minipods of the most spread DP group and of the most spread PP group."""
+        meshes = self.step.layout.meshes
+        dp = max(len({self.pods[host] for host in self._hosts(mesh.ranks)}) for mesh in meshes)
+        hosts = [self._hosts(mesh.ranks) for mesh in meshes]
+        most = max(map(len, hosts))
+        return dp, max(len({self.pods[one[at * len(one) // most]] for one in hosts}) for at in range(most))
+
+    def _hosts(self, ranks: Sequence[int]) -> list[int]:
+        return list(dict.fromkeys(rank // self.cluster.ranks_per_node for rank in ranks))
+
+    def _crossing(self, ranks: int, stride: int, place: int | None) -> MinipodCrossing:
+        key = ranks, stride, place
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._crossing_of(ranks, stride, place)
+        return found
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int, int | None], MinipodCrossing]:
+        return {}
+
+    def _crossing_of(self, ranks: int, stride: int, place: int | None) -> MinipodCrossing:
+        """Return the spread of a pp rank's groups, and the flows of all pp ranks' groups of the
+        kind, which communicate at about the same time."""
+        every = [list(self._groups(ranks, stride, at)) for at in range(len(self.step.layout.meshes))]
+        own = self._over(every[place] if place is not None else [one for groups in every for one in groups])
+        if own.spread == 1:
+            return own
+        both = self._over([one for groups in every for one in groups])
+        return MinipodCrossing(spread=own.spread, flows=both.flows, hosts=own.hosts)
+
+    def _groups(self, ranks: int, stride: int, place: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield rings of the hosts of a pp rank's groups; of all ranks, if a group is larger than a
+        pp rank."""
+        mesh = self.step.layout.meshes[place]
+        first, size = mesh.first, len(mesh.ranks)
+        if ranks * stride > size:
+            first, size = 0, self.step.layout.world_size
+        for block in range(first, first + size - (ranks - 1) * stride, ranks * stride):
+            for at in range(block, min(block + stride, first + size - (ranks - 1) * stride)):
+                hosts = self._hosts(range(at, at + ranks * stride, stride)[:ranks])
+                yield [(host, hosts[(number + 1) % len(hosts)]) for number, host in enumerate(hosts)]
+
+    def _over(self, rings: Sequence[Sequence[tuple[int, int]]]) -> MinipodCrossing:
+        """Return the crossings of groups; each group is a list of (sending host, receiving
+        host)."""
+        pods, out, into, spread, hosts = self.pods, Counter[int](), Counter[int](), 1, 1
+        for ring in rings:
+            spread = max(spread, len({pods[host] for pair in ring for host in pair}))
+            hosts = max(hosts, len({host for pair in ring for host in pair}))
+            for a, b in ring:
+                if pods[a] != pods[b]:
+                    out[pods[a]] += 1
+                    into[pods[b]] += 1
+        flows = max([*out.values(), *into.values()], default=0)
+        return MinipodCrossing(spread=spread, flows=flows, hosts=hosts)

@@ -1,5 +1,5 @@
-"""A space of strategies as columns, and models of which only shapes are known."""
+"""A set of candidate strategies as arrays, and models of which only shapes are known."""
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["distinct", "points"]
+__all__ = ["points", "shapes"]

@@ -1,5 +1,6 @@
-"""Bytes that a step holds: walked over lists, for one strategy or for columns of strategies."""
+"""Predicted bytes of a step's memory, from traces of instruction lists: for one strategy, or for
+arrays of strategies."""
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["closed_memory", "estimate", "experts_memory", "memory_options", "pipeline_memory"]
+__all__ = ["closed_memory", "estimate", "memory_options", "pipeline_memory", "states"]

@@ -1,36 +1,51 @@
-"""What a job takes of every rank, before any rank starts: memory by kind, and what a step sends by axis.
+"""Resources of a job on every rank, before any rank starts: memory by kind, and bytes sent per step
+by axis.
 
-Ranks of one place of the pipeline are alike but for shares of a micro-batch that dp does not divide: the
-largest is taken. So the work grows with places and layers, never with ranks.
+Ranks of one pp rank are equal, except for shares of a micro-batch that dp does not divide: the
+largest share counts. So the work grows with pp ranks and layers, never with the world size.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, cast
 
 from plait.core.model.experts import refuse_experts
+from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.matrices import buffer_numbers
-from plait.core.parallel.strategy import SLICED
-from plait.core.step.memory.activations import Activations, WalkedBatch
-from plait.core.step.memory.pipeline_memory import Peak, PlaceWalk, stage_activations
-from plait.core.step.memory.states import WORKSPACE, position_tables, reduction_buffers, rounding_buffers, states
-from plait.core.step.seconds.muon_time import muon_bytes
+from plait.core.parallel.layout import Layout
+from plait.core.parallel.sharding import OptimizerName, Sharding, buffer_numel
+from plait.core.parallel.strategy import SLICED, Overlap, Recompute, ShardOverlap, Strategy
+from plait.core.step.columns.points import (
+    NAMES,
+    OVERLAPS,
+    RECOMPUTES,
+    SHARD_OVERLAPS,
+    Ints,
+    StrategyTable,
+    distinct,
+    groups,
+)
+from plait.core.step.memory.activations import Activations, TracedBatch
+from plait.core.step.memory.memory_options import MemoryOptions
+from plait.core.step.memory.pipeline_memory import Peak, PipelineMemoryTrace, stage_activations
+from plait.core.step.memory.states import WORKSPACE, HeldStates, position_tables, states_of_place
+from plait.core.step.schedules import generate, planned_shape
+from plait.core.step.seconds.sharding_costs import muon_bytes
 from plait.core.step.segments import Phase
 from plait.core.step.stages import Stage
-from plait.core.step.step import Place, Step
-from plait.core.step.traffic import micro_batch_bytes
-from plait.core.step.unit_traffic import step_bytes
+from plait.core.step.step import PipelineRank, Step, Workload
+from plait.core.step.traffic import micro_batch_bytes, step_bytes
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank. buffers: of gathered units and open gradients, rotary tables, what libraries keep
-    (cuBLAS' workspaces, gloo's reductions). activations: the most at any moment of a step; when that is, and
-    how many micro-batches are alive then."""
+    """Bytes of one rank. buffers: gathered units and gradients not yet reduced, rotary tables,
+    memory of libraries (cuBLAS' workspaces, gloo's reductions). activations: the peak within a
+    step; when: the op of the peak; alive: micro-batches alive at the peak."""
 
     parameters: int
     gradients: int
@@ -42,18 +57,21 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all kinds."""
         return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations
 
 
 @dataclass(frozen=True)
 class PlaceEstimate:
-    """One place of the pipeline, by the rank with the largest share. ranks: first and last. layers: of every
-    stage that it holds, by the stage's number. share: sequences of a micro-batch. sent: bytes of a step, by
-    axis: ``tp`` and, at most, ``rows`` of embeddings; ``ulysses`` and ``ring``; what sharding sends
-    (``params``, ``grads``, ``optim``, ``replicas``, ``secondary``); ``pp``, what is handed to other stages;
-    ``copies``, gradients of what tensor-parallel ranks hold alike; ``tied``, the gradient of tied
-    embeddings; ``matrices``, what Muon orthogonalises, of the mean rank."""
+    """Estimate for one pp rank, for its rank with the largest share.
+
+    ranks: first and last. layers: of every stage on the pp rank, by stage number. share: sequences
+    of a micro-batch. sent: bytes sent per step, by axis. ``tp``; ``rows`` of embeddings, an upper
+    bound; ``ulysses`` and ``ring``; traffic of sharding (``params``, ``grads``, ``optim``,
+    ``replicas``, ``secondary``); ``pp``, activations and gradients sent to other stages;
+    ``copies``, gradients of parameters replicated over tensor-parallel ranks; ``tied``, the
+    gradient of tied embeddings; ``matrices``, those that Muon orthogonalises, mean over ranks.
+    """
 
     index: int
     ranks: tuple[int, int]
@@ -67,13 +85,14 @@ class PlaceEstimate:
 
     @property
     def count(self) -> int:
-        """How many ranks it has."""
+        """Number of ranks on the pp rank."""
         return self.dp * self.cp * self.tp
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a whole job. parameters: of the model. hidden: by axis, what its communication is hidden behind."""
+    """Estimate of a whole job. parameters: of the model. hidden: by axis, the computation that
+    hides its communication."""
 
     parameters: int
     schedule: str
@@ -84,21 +103,21 @@ class Estimate:
 
     @property
     def world_size(self) -> int:
-        """Ranks of all places."""
+        """Number of ranks on all pp ranks."""
         return sum(place.count for place in self.places)
 
     @property
     def most(self) -> PlaceEstimate:
-        """The place whose ranks need the most memory, the first if equal."""
+        """The pp rank whose ranks need the most memory; the first one if equal."""
         return max(self.places, key=lambda place: place.memory.total)
 
     @property
     def bytes(self) -> int:
-        """Of all ranks together."""
+        """Bytes of all ranks together."""
         return sum(place.count * place.memory.total for place in self.places)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         found: dict[str, Any] = {"world_size": self.world_size, **asdict(self)}
         for values, place in zip(found["places"], self.places, strict=True):
             values["memory"]["total"] = place.memory.total
@@ -106,11 +125,14 @@ class Estimate:
 
 
 def estimate(step: Step, *, gpu: bool = False, traffic: bool = True) -> Estimate:
-    """Memory and traffic of every place. gpu: ranks have a GPU each: norms are fused, and reductions keep
-    nothing. traffic: whether to count what it sends, which takes as long as its memory. Raises JobError for a
-    model with experts, which no list has."""
+    """Return the memory and traffic of every pp rank.
+
+    gpu: True if each rank has a GPU: norms are fused, and reductions keep nothing. traffic: True to
+    count bytes sent, too, which takes as long as the memory. Raises JobError for a model with
+    experts, which instruction lists do not support.
+    """
     refuse_experts(step.model, "walked")
-    places = [MemoryOfPlace(step, index, gpu) for index in range(len(step.layout.degrees))]
+    places = [PipelineRankMemory(step, index, gpu) for index in range(len(step.layout.degrees))]
     return Estimate(
         parameters=step.model.num_parameters,
         schedule=step.schedule.name,
@@ -121,40 +143,42 @@ def estimate(step: Step, *, gpu: bool = False, traffic: bool = True) -> Estimate
     )
 
 
-class Walked(NamedTuple):
-    """What walking a place found. staging: what gloo's reduce-scatters keep from step to step."""
+class TraceResult(NamedTuple):
+    """Result of tracing a pp rank. staging: bytes that gloo's reduce-scatters keep from step to
+    step."""
 
     peak: Peak
     staging: int
 
 
-def _place(one: MemoryOfPlace, *, traffic: bool) -> PlaceEstimate:
-    place = one.place
+def _place(rank_memory: PipelineRankMemory, *, traffic: bool) -> PlaceEstimate:
+    place = rank_memory.place
     mesh = place.mesh
     return PlaceEstimate(
         index=place.index, ranks=(mesh.ranks[0], mesh.ranks[-1]), dp=mesh.dp, cp=mesh.cp, tp=mesh.tp,
         layers={stage.index: stage.num_layers for stage in place.stages}, share=place.share,
-        memory=one.memory(one.walked()), sent=one.sent() if traffic else {},
+        memory=rank_memory.memory(rank_memory.walked()), sent=rank_memory.sent() if traffic else {},
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class MemoryOfPlace:
-    """Memory and traffic of the rank with the largest share of a place. gpu: whether ranks have one each."""
+class PipelineRankMemory:
+    """Memory and traffic of the rank with the largest share on a pp rank. gpu: True if each rank
+    has a GPU."""
 
     step: Step
     index: int
     gpu: bool = False
 
     @cached_property
-    def place(self) -> Place:
-        """Its stages and units."""
-        return Place(self.step, self.index)
+    def place(self) -> PipelineRank:
+        """The pp rank's stages and units."""
+        return PipelineRank(self.step, self.index)
 
     def _sizes(self, phases: tuple[Phase, ...]) -> dict[int, Activations]:
-        """Activations of a micro-batch, by stage."""
+        """Return the activations of a micro-batch, by stage."""
         step, place, work = self.step, self.place, self.step.workload
-        micro = WalkedBatch(
+        micro = TracedBatch(
             batch=place.share, sequence=work.sequence, itemsize=work.itemsize, phases=phases, gpu=self.gpu
         )
         return {
@@ -162,69 +186,76 @@ class MemoryOfPlace:
             for stage in place.stages
         }
 
-    def walk(self) -> PlaceWalk:
-        """Activations before a step, to be walked op by op."""
+    def walk(self) -> PipelineMemoryTrace:
+        """Return a memory trace of the pp rank before its first op."""
         step, place = self.step, self.place
-        schedule, known = step.listed, {stage.index for stage in place.stages}
+        schedule, known = step.schedule_with_transfers, {stage.index for stage in place.stages}
         split = any(stage in known for stage, _ in schedule.splits)
         phases: tuple[Phase, ...] = ("step",) if schedule.whole else ("F", "I", "W") if split else ("F", "B")
         tiles = {edge: place.crossing_bytes(edge) for edge in schedule.edges if known.intersection(edge)}
-        return PlaceWalk(schedule, self._sizes(phases), tiles)
+        return PipelineMemoryTrace(schedule, self._sizes(phases), tiles)
 
-    def walked(self) -> Walked:
-        """Activations after a step, which no sharding changes."""
+    def walked(self) -> TraceResult:
+        """Return the peak of a step's activations, which sharding does not change."""
         walk = self.walk()
-        peak = walk.run(self.step.listed.ranks[self.index])
-        return Walked(peak, max(size.staging for size in walk.sizes.values()))
+        peak = walk.run(self.step.schedule_with_transfers.ranks[self.index])
+        return TraceResult(peak, max(size.staging for size in walk.sizes.values()))
 
-    def memory(self, walked: Walked) -> Memory:
-        """Bytes of one rank, whose activations have been walked."""
+    def memory(self, walked: TraceResult) -> Memory:
+        """Return the bytes of one rank, given its traced activations."""
         work, place, peak = self.step.workload, self.place, walked.peak
-        ends = [(place.copies * 2, "sum of tensor-parallel copies")]
+        ends = [(place.replicated_gradient_bytes * 2, "sum of tensor-parallel copies")]
         if place.tie.numbers:
             ends.append((place.tie.numbers * work.master, "sum of tied embeddings"))
         for size, when in ends:
             if size > peak.bytes:
                 peak = Peak(size, when, 0)
-        lasting = states(
-            place.unit_sizes, place.sharding, itemsize=work.itemsize, optimizer=work.optimizer, moment=work.moment
-        )
-        buffers = lasting.buffers + len(place.stages) * position_tables(
-            self.step.model, place.strategy, sequence=work.sequence, itemsize=work.itemsize
-        )
-        if work.reduced != work.master:
-            buffers += rounding_buffers(place.unit_sizes, place.sharding, place.mesh.replicas) * work.reduced
+        captured = WORKSPACE if self.gpu and place.strategy.cuda_graphs else 0
+        lasting = states_of_place(
+            self._held, place.sharding, itemsize=work.itemsize,
+            options=MemoryOptions(
+                gpu=self.gpu, optimizer=work.optimizer, moment_bytes=work.moment, fixed_bytes=captured,
+                reduced_bytes=work.reduced if work.reduced != work.master and place.mesh.replicas > 1 else None,
+            ),
+        )  # fmt: skip
+        buffers = lasting.buffers + walked.staging * (not self.gpu)
         if work.optimizer == "muon":
             shared = place.mesh.replicas // place.sharding.optim
-            buffers += buffer_numbers(self.step.model.largest_matrix, shared) * work.matrix_itemsize
-        if self.gpu:
-            buffers += WORKSPACE * (2 if place.strategy.cuda_graphs else 1)
-        else:
-            buffers += reduction_buffers(place.unit_sizes, place.sharding, itemsize=work.reduced) + walked.staging
+            buffers += buffer_numel(self.step.model.largest_matrix, shared) * work.matrix_itemsize
         return Memory(
             lasting.parameters, lasting.gradients, lasting.optimizer, buffers, peak.bytes, peak.when, peak.alive
         )
 
+    @property
+    def _held(self) -> HeldStates:
+        """Units with their padding, and rotary tables."""
+        step, place = self.step, self.place
+        tables = position_tables(
+            step.model, place.strategy, sequence=step.workload.sequence, itemsize=step.workload.itemsize
+        )
+        sizes = Counter((kind, numel) for (kind, _), numel in place.unit_sizes.items())
+        return HeldStates(sizes, tables=len(place.stages) * tables)
+
     def sent(self) -> dict[str, int]:
-        """Bytes of a step, by axis; only what is sent at all."""
+        """Return the bytes sent per step, by axis, without zeros."""
         step, place, work, found = self.step, self.place, self.step.workload, Counter[str]()
         for at in range(len(place.stages)):
             each = micro_batch_bytes(place.traffic(at, place.share))
             found.update({axis: count * work.num_micro_batches for axis, count in each.items()})
         tied = bool(step.model.tied_embeddings) and any(stage.embeds and stage.heads for stage in place.stages)
         found.update(step_bytes(place.units, micro_batches=work.num_micro_batches, tied=tied))
-        sends = Counter((op.stage, op.peer) for op in step.listed.ranks[self.index] if op.sends)
+        sends = Counter((op.stage, op.peer) for op in step.schedule_with_transfers.ranks[self.index] if op.sends)
         found["pp"] = sum(count * place.crossing_bytes(edge) for edge, count in sends.items())
         tp, ties = place.strategy.tp, len(place.tie.ranks)
-        found["copies"] = 2 * place.copies * (tp - 1) // tp
+        found["copies"] = 2 * place.replicated_gradient_bytes * (tp - 1) // tp
         found["matrices"] = muon_bytes(place)
         found["tied"] = 2 * place.tie.numbers * work.master * (ties - 1) // ties
         return {axis: count for axis, count in found.items() if count}
 
 
 def _alike(model: ModelSpec, stage: Stage) -> Stage:
-    """A stage of the same size as ``stage``, and the same for all that are as large: layers are equal unless
-    they work at different lengths."""
+    """Return a canonical stage that stands for every stage of the same size. Layers count as equal
+    unless they work on different sequence lengths."""
     if model.levels:
         return stage
     first = 0 if stage.embeds else 1
@@ -232,7 +263,8 @@ def _alike(model: ModelSpec, stage: Stage) -> Stage:
 
 
 def hidden_behind(step: Step) -> dict[str, str]:
-    """By axis, what its communication is hidden behind, as the strategy has it."""
+    """Return, by axis, a description of the computation behind which the strategy hides
+    communication."""
     strategy, found = step.strategy, dict[str, str]()
     if any(mesh.tp > 1 for mesh in step.layout.meshes):
         found["tp"] = {
@@ -276,3 +308,72 @@ _SLACK = {
     "zb-h2": "one forward or backward each way",
     "slack-1f1b": "as much computation as each boundary needs",
 }
+
+
+# ---- memory traces of strategies ----
+
+
+ALIKE: Mapping[str, int] = {
+    "dp": 1, "params": 1, "grads": 1, "optim": 1, "secondary": 0, "shard_overlap": 0
+}  # fmt: skip
+"""Columns that a memory trace does not depend on, with the values that they have in the trace."""
+
+
+class WalkedWork(NamedTuple):
+    """Properties that all strategies of a job share. sequence: tokens."""
+
+    sequence: int
+    precision: Precision
+
+
+def traced_peaks(
+    model: ModelSpec, points: StrategyTable, work: WalkedWork, *, gpu: bool
+) -> Iterator[tuple[Ints, tuple[int, ...]]]:
+    """Yield (indices of strategies with the same memory trace, peak bytes of activations on each pp
+    rank)."""
+    _, kind_of = distinct([column for name, column in points.columns().items() if name not in ALIKE])
+    for which in groups(kind_of):
+        yield which, _walked(model, tuple({**points.row(int(which[0])), **ALIKE}.items()), work, gpu)
+
+
+@lru_cache(maxsize=1 << 14)
+def _walked(model: ModelSpec, row: tuple[tuple[str, int], ...], work: WalkedWork, gpu: bool) -> tuple[int, ...]:
+    """Return the peak bytes on each pp rank. Cached: a search repeats the same arguments, in
+    blocks, in a finer space, for more ranks."""
+    step = step_of(model, dict(row), **work._asdict())
+    return tuple(PipelineRankMemory(step, index, gpu).walked().peak.bytes for index in range(len(step.layout.degrees)))
+
+
+def step_of(
+    model: ModelSpec,
+    point: Mapping[str, int],
+    *,
+    sequence: int,
+    precision: Precision,
+    optimizer: OptimizerName = "adamw",
+) -> Step:
+    """Return the step of a strategy from the space (``Points.row``), for a memory trace. Raises
+    ScheduleError or JobError if the strategy is not valid."""
+    name, pp = NAMES[point["schedule"]], point["pp"]
+    shape = planned_shape(name, pp, point["num_micro"], point["virtual"])
+    limit = point["recompute_layers"]
+    strategy = Strategy(
+        tp=point["tp"], overlap=cast("Overlap", OVERLAPS[point["overlap"]]), p1=point["p1"], p2=point["p2"],
+        sequence_parallel=bool(point["sequence_parallel"]), cp=point["cp"], ring=point["ring"],
+        recompute=cast("Recompute", RECOMPUTES[point["recompute"]]), recompute_layers=limit if limit >= 0 else None,
+        shard_overlap=cast("ShardOverlap", SHARD_OVERLAPS[point["shard_overlap"]]),
+    )  # fmt: skip
+    strategy.check(model, batch=point["micro"], sequence=sequence)
+    sharding = Sharding(
+        params=point["params"], grads=point["grads"], optim=point["optim"], secondary=point["secondary"]
+    )
+    sharding.check(point["dp"] * point["cp"])
+    workload = Workload(
+        micro_batch=point["micro"] * point["dp"],
+        num_micro_batches=point["num_micro"],
+        sequence=sequence,
+        precision=precision,
+        optimizer=optimizer,
+    )
+    layout = Layout.of(pp=pp, dp=point["dp"], cp=point["cp"], tp=point["tp"])
+    return Step.of(model, workload, strategy, layout, generate(name, shape), shardings=[sharding] * pp)

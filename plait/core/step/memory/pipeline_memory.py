@@ -1,5 +1,5 @@
-"""When in a step a rank's activations take the most memory: its list of pipeline ops, walked with the sizes
-of each stage's phases (``plait.core.step.memory.activations``) and of what crosses between stages.
+"""Activation memory of a rank over a pipeline step: a trace of its pipeline ops, with the sizes of
+each stage's phases (``plait.core.step.memory.activations``) and of the tensors sent between stages.
 
 A send keeps its tensor until the rank sends again; a receive takes memory as soon as it is posted.
 """
@@ -7,26 +7,33 @@ A send keeps its tensor until the rank sends again; a receive takes memory as so
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Strategy
-from plait.core.step.memory.activations import Activations, WalkedBatch, activations
-from plait.core.step.schedule import Edge, Op, Schedule
+from plait.core.step.columns.points import num_stages, place_ops, schedule_properties, stages_of
+from plait.core.step.memory.activations import Activations, TracedBatch, activations
+from plait.core.step.schedule import Edge, Op, Schedule, Transfer, ends
+from plait.core.step.schedules import planned_shape
 from plait.core.step.stages import Stage
 
 WALKED = 10
-"""Layers of a stage that are walked one by one; more of them are as the last one."""
+"""Largest number of a stage's layers that are traced one by one; further layers equal the last
+one."""
 SOME = 4
-"""Likewise, where others of the stage are not recomputed."""
+"""The same limit for recomputed layers of a stage whose other layers are not recomputed."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that activations take, and when: ``backward of stage 2``. alive: micro-batches alive then,
-    over all stages of the rank."""
+    """Peak of a rank's activations. when: e.g. ``backward of stage 2``. alive: micro-batches alive
+    then, over all stages of the rank."""
 
     bytes: int
     when: str
@@ -34,9 +41,9 @@ class Peak:
 
 
 @cache
-def stage_activations(model: ModelSpec, strategy: Strategy, stage: Stage, micro: WalkedBatch) -> Activations:
-    """As ``activations``, whatever the number of layers: what the first do is found by walking, and equal
-    layers more keep as much more each."""
+def stage_activations(model: ModelSpec, strategy: Strategy, stage: Stage, micro: TracedBatch) -> Activations:
+    """Return ``activations`` for any number of layers: the first layers are traced, and each
+    further, equal layer adds the same bytes."""
 
     def walked(again: int, plain: int, overlap: Overlap = strategy.overlap) -> Activations:
         some = None if strategy.recompute_layers is None else again
@@ -49,7 +56,7 @@ def stage_activations(model: ModelSpec, strategy: Strategy, stage: Stage, micro:
     few = min(again, SOME if plain else WALKED), min(plain, WALKED)
     if model.levels or (again, plain) == few:
         return walked(again, plain)
-    # What a layer keeps does not depend on the order of ops.
+    # Bytes that a layer keeps do not depend on the order of ops.
     found, base = walked(*few), walked(*few, "sync")
     one_again = _Layer.between(base, walked(few[0] + 1, few[1], "sync")) if again > few[0] else _Layer()
     one_plain = _Layer.between(base, walked(few[0], few[1] + 1, "sync")) if plain > few[1] else _Layer()
@@ -58,7 +65,8 @@ def stage_activations(model: ModelSpec, strategy: Strategy, stage: Stage, micro:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What a layer more adds: after a forward, after the first part of a backward, to the forward's most."""
+    """Bytes that one more layer adds. kept: after a forward; held: after the first part of a
+    backward; forward: to the forward's peak."""
 
     kept: int = 0
     held: int = 0
@@ -66,36 +74,38 @@ class _Layer:
 
     @staticmethod
     def between(base: Activations, more: Activations) -> _Layer:
-        """From a stage with and one without it."""
+        """Return the difference of a stage with (``more``) and without (``base``) the layer."""
         return _Layer(more.kept - base.kept, more.held - base.held, more.forward_peak - base.forward_peak)
 
 
-def _longer(found: Activations, layers: Sequence[tuple[_Layer, int, int]]) -> Activations:
-    """With more layers of each kind, in the stage's order: (what one adds, walked, there are)."""
+def _longer(base: Activations, layers: Sequence[tuple[_Layer, int, int]]) -> Activations:
+    """Return the activations with more layers. layers: for each kind of layer, in the stage's
+    order, (bytes that one adds, traced layers, actual layers)."""
     kept, held, forward = (
         sum(getattr(one, name) * (there - walked) for one, walked, there in layers)
         for name in ("kept", "held", "forward")
     )
 
     def most(count: int) -> int:
-        """While a backward goes from the last layer to the first, what is kept becomes what is held."""
+        """Return the peak within a backward, which goes from the last layer to the first and turns
+        kept bytes into held ones."""
         (first, *n), (last, *m) = layers
         begin, end = first.kept * n[count] + last.kept * m[count], first.held * n[count] + last.held * m[count]
         return max(begin, first.kept * n[count] + last.held * m[count], end)
 
     return Activations(
-        found.kept + kept,
-        found.forward_peak + forward,
-        found.backward_peak + most(1) - most(0) if found.backward_peak else 0,
-        found.held + held,
-        found.weight_peak + held if found.weight_peak else 0,
-        found.staging,
+        base.kept + kept,
+        base.forward_peak + forward,
+        base.backward_peak + most(1) - most(0) if base.backward_peak else 0,
+        base.held + held,
+        base.weight_peak + held if base.weight_peak else 0,
+        base.staging,
     )
 
 
 class _Computation(NamedTuple):
-    """The change of an op to live bytes: while it runs, and after it. begins, ends: a micro-batch's
-    activations."""
+    """Changes of live bytes by an op. above: while it runs; after: after it. begins, ends: True if
+    a micro-batch's activations begin or end with it."""
 
     above: int
     after: int
@@ -104,9 +114,9 @@ class _Computation(NamedTuple):
     ends: bool
 
 
-class PlaceWalk:
-    """A walk along one place's list. sizes: of its stages, each; tiles: bytes of what crosses an edge, on
-    this place's ranks."""
+class PipelineMemoryTrace:
+    """Memory trace of one pp rank's pipeline ops. sizes: activations of its stages; tiles: bytes of
+    the tensor sent over an edge, on this pp rank's ranks."""
 
     def __init__(self, schedule: Schedule, sizes: Mapping[int, Activations], tiles: Mapping[Edge, int]) -> None:
         self.schedule, self.sizes, self.tiles = schedule, sizes, tiles
@@ -115,7 +125,7 @@ class PlaceWalk:
         self._known: dict[tuple[int, str], _Computation] = {}
 
     def run(self, ops: Sequence[Op]) -> Peak:
-        """Run these ops in order; the peak until then."""
+        """Run these ops in order and return the peak so far."""
         for op in ops:
             if op.computes:
                 self._compute(op)
@@ -151,7 +161,7 @@ class PlaceWalk:
             before, top, after = sizes.held, sizes.weight_peak, 0
         if work.weight_gradient:
             after = 0
-        arrived = sum(self._tile(stage, other) for other in read)  # is among what the phase counts from now on
+        arrived = sum(self._tile(stage, other) for other in read)  # the phase's own sizes count it from now on
         goes = sum(self._tile(stage, other) for other in given)
         above, left = top - arrived - before, after - before - arrived + goes
         return _Computation(above, left, f"{work.name} of stage {stage}", work.forward, work.weight_gradient)
@@ -163,3 +173,183 @@ class PlaceWalk:
     def _mark(self, size: int, when: str) -> None:
         if size > self.peak.bytes:
             self.peak = Peak(size, when, self.alive)
+
+
+# ---- counts of live tensors ----
+
+
+Counts = NDArray[np.int64]
+
+TYPES = ("whole", "embeds", "middle", "heads")
+"""Types of stages, by the ends of the model that they hold."""
+
+
+class SizeRow(NamedTuple):
+    """Rows of sizes, or of counts of sizes, by category: views, [rows, types] or [rows, 1].
+
+    kept_layer, held_layer: bytes that a recomputed layer adds, or any layer if none is recomputed;
+    plain_*: of layers without recomputation, next to others with it. stream: tensors between
+    stages; rows of sizes lack this column.
+    """
+
+    kept: Any
+    held: Any
+    forward: Any
+    backward: Any
+    weight: Any
+    kept_layer: Any
+    held_layer: Any
+    plain_forward: Any
+    plain_backward: Any
+    plain_kept_layer: Any
+    plain_held_layer: Any
+    stream: Any
+
+    @staticmethod
+    def of(rows: NDArray[Any]) -> SizeRow:
+        """Return views of the categories."""
+        return SizeRow(*(rows[..., first:last] for first, last in _PARTS))
+
+
+_WIDTHS = (4, 4, 4, 4, 4, 1, 1, 4, 4, 1, 1, 1)
+_PARTS = tuple(pairwise(accumulate(_WIDTHS, initial=0)))
+OWN, STREAM, WIDTH = _PARTS[6][1], _PARTS[11][0], _PARTS[11][1]
+"""Numbers of columns. OWN: of one kind of layers; STREAM: of all sizes; WIDTH: of all sizes and the
+stream."""
+
+_OF_STAGE = 5  # kept, forward peak, backward peak, held, weight peak
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """Properties that decide which activations are alive together on a pp rank: a schedule of
+    ``pp`` ranks, with ``virtual`` stages each, for ``num_micro`` micro-batches."""
+
+    name: str
+    pp: int
+    virtual: int
+    num_micro: int
+    place: int
+
+
+Layers = tuple[tuple[int, int], ...]
+"""(recomputed layers, other layers) of every stage on a pp rank."""
+
+
+def moments(requests: Sequence[tuple[Pipe, Layers]]) -> list[Counts]:
+    """Return for each item the counts of live sizes at each moment that can be the peak, [moments,
+    WIDTH]. Results are cached."""
+    for pipe, layers in dict.fromkeys(requests):
+        if layers not in _known(pipe):
+            _known(pipe)[layers] = _moments(pipe, layers)
+    return [_known(pipe)[layers] for pipe, layers in requests]
+
+
+@cache
+def _known(_pipe: Pipe) -> dict[Layers, Counts]:
+    return {}
+
+
+def _moments(pipe: Pipe, layers: Layers) -> Counts:
+    name, pp, virtual, _, place = astuple(pipe)
+    stages, count = stages_of(name, pp, virtual, place), num_stages(name, pp, virtual)
+    split, found = schedule_properties(name).splits, _walked(pipe)
+    rows = [found @ _sizes(stages, count, layers, split, turn) for turn in range(3 if split else 2)]
+    return _largest(np.concatenate(rows))
+
+
+@cache
+def _walked(pipe: Pipe) -> Counts:
+    """Return rows of counts: of every stage's sizes separately, then of streams."""
+    name, pp, virtual, num_micro, place = astuple(pipe)
+    if schedule_properties(name).collects and virtual == 1 and num_micro > 3:  # each further micro-batch stays alive
+        rows = _walked(replace(pipe, num_micro=3)).copy()
+        rows[:, 0] += num_micro - 3
+        return rows
+    stages = stages_of(name, pp, virtual, place)
+    ops, here = place_ops(name, planned_shape(name, pp, num_micro, virtual), place), set(stages)
+    walk = _Counting(_chain(num_stages(name, pp, virtual)), stages)
+    walk.run(_lowered(ops, here, num_stages(name, pp, virtual)))
+    return _largest(np.stack(list(walk.rows.values())).astype(np.int64))
+
+
+@cache
+def _chain(count: int) -> Schedule:
+    return Schedule("chain", count, ())
+
+
+def _lowered(ops: Sequence[Op], here: set[int], count: int, ahead: int = 2) -> list[Op]:
+    """Return the ops of one pp rank with transfers, like ``core.step.schedule.with_transfers`` for
+    a chain of stages."""
+    posted: list[list[Op]] = [[] for _ in ops]
+    sent: list[list[Op]] = [[] for _ in ops]
+    for at, op in enumerate(ops):
+        if not (op.work.forward or op.work.input_gradient):
+            continue
+        way = 1 if op.forward else -1
+        before, after = op.stage - way, op.stage + way
+        if 0 <= before < count and before not in here:
+            posted[max(0, at - ahead)].append(ends(Transfer(before, op.stage, op.direction, op.micro_batch))[1])
+        if 0 <= after < count and after not in here:
+            sent[at].append(ends(Transfer(op.stage, after, op.direction, op.micro_batch))[0])
+    return [one for at, op in enumerate(ops) for one in (*posted[at], op, *sent[at])]
+
+
+class _Counting(PipelineMemoryTrace):
+    """A memory trace that keeps every moment instead of the peak."""
+
+    def __init__(self, schedule: Schedule, stages: Sequence[int]) -> None:
+        unit = np.eye(_OF_STAGE * len(stages) + 1, dtype=np.int32)
+        sizes = {
+            stage: Activations(*cast("Any", unit[_OF_STAGE * at : _OF_STAGE * (at + 1)]))
+            for at, stage in enumerate(stages)
+        }
+        super().__init__(schedule, sizes, {})
+        self.rows: dict[bytes, Any] = {}
+        self.live = cast("int", np.zeros(len(unit), np.int32))
+        self._stream = cast("int", unit[-1])
+
+    def _tile(self, a: int, b: int) -> int:
+        return self._stream
+
+    def _mark(self, size: int, when: str) -> None:
+        row = np.array(size)
+        self.rows[row.tobytes()] = row
+
+
+def _sizes(stages: Sequence[int], count: int, layers: Sequence[tuple[int, int]], split: bool, turn: int) -> Counts:
+    """Return the categories of each stage's sizes, [sizes of all stages and a stream, WIDTH].
+
+    A backward goes from the last layer to the first and turns kept bytes into held ones. turn: the
+    moment of its peak: 0 its start, 1 the end of the layers without recomputation, 2 its end.
+    """
+    made = np.zeros((_OF_STAGE * len(stages) + 1, WIDTH), np.int64)
+    for at, (stage, (again, plain)) in enumerate(zip(stages, layers, strict=True)):
+        kind = {(True, True): 0, (True, False): 1, (False, False): 2, (False, True): 3}[stage == 0, stage == count - 1]
+        kept, forward, backward, held, weight = map(SizeRow.of, made[_OF_STAGE * at : _OF_STAGE * (at + 1)])
+        kept.kept[kind] = held.held[kind] = weight.weight[kind] = 1
+        (forward.plain_forward if plain else forward.forward)[kind] = 1
+        for row in (kept, forward):
+            row.kept_layer[:], row.plain_kept_layer[:] = again, plain
+        for row in (held, weight):
+            row.held_layer[:], row.plain_held_layer[:] = again, plain
+        in_plain = plain and (turn == 0 or not again)
+        (backward.plain_backward if in_plain else backward.backward)[kind] = 1
+        (backward.kept_layer if turn < 2 else backward.held_layer)[:] = again
+        if in_plain:
+            backward.plain_kept_layer[:] = plain
+        elif split:
+            backward.plain_held_layer[:] = plain
+    made[-1, STREAM] = 1
+    return made
+
+
+def _largest(rows: Counts) -> Counts:
+    """Return the rows without those that another row equals or exceeds in every count."""
+    rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
+    small = rows.astype(np.int16) if rows.max(initial=0) < 1 << 15 else rows  # four times as fast to compare
+    kept, left = list[int](), np.arange(len(rows))
+    while len(left):
+        kept.append(int(left[0]))  # no later row exceeds it: its sum is the largest
+        left = left[(small[left] > small[left[0]]).any(axis=1)]
+    return rows[kept]

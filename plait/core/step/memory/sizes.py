@@ -1,8 +1,9 @@
-"""Bytes of the tensors that ops make, and of what they work with: numbers for one strategy, columns for many.
+"""Bytes of the tensors that ops make and of the ops' working memory: numbers for one strategy,
+arrays for many.
 
-Names are those of ``plait.core.step.tensors``, which says when each is there. Counts follow Korthikanti 2022
-(arXiv 2205.05198) with fused attention kernels. What a kernel's own workspace takes is not counted, which no
-batch makes larger.
+Names are those of ``plait.core.step.tensors``, which defines when each tensor is alive. Counts
+follow Korthikanti 2022 (arXiv 2205.05198) with fused attention kernels. The workspace of a kernel
+is not counted: it does not grow with the batch.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from plait.core.model.precision import MASTER, master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import normed, widths
 from plait.core.parallel.strategy import Strategy, slice_sizes
-from plait.core.step.ops import Branch, Number, exchanged, one_at_least
+from plait.core.step.ops import Number, Path, at_least_one, exchanged
 
 Site: TypeAlias = str
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLoad:
-    """What one rank has of a micro-batch, as numbers or columns. tp, cp, ring: degrees. tokens: of a
-    sequence. shares: sequences of every slice. sharded: ranks that tensor parallelism cuts streams over."""
+    """One rank's part of a micro-batch, as numbers or arrays. tp, cp, ring: degrees. tokens: of one
+    sequence. shares: sequences of every slice. sharded: tensor-parallel ranks over which residual
+    streams are cut."""
 
     tp: Number
     cp: Number
@@ -38,7 +40,7 @@ class RankLoad:
 
     @staticmethod
     def of(strategy: Strategy, *, batch: int, sequence: int) -> RankLoad:
-        """Of one strategy."""
+        """Return the part of a rank under one strategy."""
         return RankLoad(
             tp=strategy.tp, cp=strategy.cp, ring=strategy.ring, tokens=sequence // strategy.cp,
             shares=tuple(slice_sizes(batch, strategy.p1)), sharded=strategy.tp if strategy.sequence_parallel else 1,
@@ -46,15 +48,17 @@ class RankLoad:
 
 
 class Sizes:
-    """Of a model on a rank. gpu: whose kernels norms, attention and products of bf16 are."""
+    """Sizes of a model's tensors on a rank. gpu: True if norms, attention and bf16 products use a
+    GPU's kernels."""
 
     def __init__(self, spec: ModelSpec, rank: RankLoad, itemsize: int, *, gpu: bool) -> None:
         self.spec, self.rank, self.itemsize, self.gpu = spec, rank, itemsize, gpu
         self.master = master_size(itemsize)
-        self._known: dict[tuple[Branch, Site, int, int], SegmentSizes] = {}
+        self._known: dict[tuple[Path, Site, int, int], SegmentSizes] = {}
 
-    def of(self, branch: Branch, site: Site, level: int, at: int) -> SegmentSizes:
-        """Of a branch of a segment whose sequence has been halved ``level`` times, in slice ``at``."""
+    def of(self, branch: Path, site: Site, level: int, at: int) -> SegmentSizes:
+        """Return the sizes of a path of a segment whose sequence has been halved ``level`` times,
+        in slice ``at``."""
         key = branch, site, level, at
         if key not in self._known:
             made = {"attn": SharedAttentionSizes if np.any(self.rank.cp > 1) else AttentionSizes, "mlp": MlpSizes}
@@ -63,7 +67,7 @@ class Sizes:
 
 
 class SegmentSizes:
-    """Of any segment of one slice. Shapes in the letters of ``ModelSpec``."""
+    """Sizes of one slice of any segment, in bytes. Shapes use the letters of ``ModelSpec``."""
 
     def __init__(self, sizes: Sizes, site: Site, level: int, at: int) -> None:
         self.gpu, self.site = sizes.gpu, site
@@ -76,50 +80,51 @@ class SegmentSizes:
         self.rms = self.spec.family == "llama"
 
     def wide(self, size: Number) -> Number:
-        """A tensor of that size, in which sums are made."""
+        """Return the bytes of a tensor of ``size`` bytes in the precision of sums (``master``)."""
         return size // self.itemsize * self.master
 
     # ---- streams ----
 
     @cached_property
     def full(self) -> Number:
-        """[S, b, H]."""
+        """The residual stream over the whole sequence, [S, b, H]."""
         return self.row * self.spec.hidden
 
     @cached_property
     def stream(self) -> Number:
-        """[S_local, b, H]."""
+        """The residual stream of a rank, [S_local, b, H]."""
         return self.full // self.rank.sharded
 
     @cached_property
     def came(self) -> Number:
-        """The stream as it comes in, which an up doubles."""
+        """The incoming stream; an up doubles its length."""
         return self.stream // (2 if self.site == "up" else 1)
 
     @cached_property
     def y_partial(self) -> Number:
-        """[S, b, H]. Of an embedding's rows, a rank has [S, b, H / tp] on average."""
+        """The contribution before its collective, [S, b, H]. For embedding rows, a rank has [S, b,
+        H / tp] on average."""
         return self.full // (self.rank.tp if self.site == "embed" else 1)
 
     @cached_property
     def widened(self) -> Number:
-        """A stream in which sums are made."""
+        """The stream in the precision of sums."""
         return self.wide(self.stream)
 
     @cached_property
     def hashed(self) -> Number:
-        """What drawing a mask of the stream that comes in takes."""
+        """Working memory of drawing a dropout mask for the incoming stream; 0 without dropout."""
         return self.stream // self.itemsize * HASHED // (2 if self.site == "up" else 1) if self.spec.dropout else 0
 
     @property
     def joining(self) -> Number:
-        """Adding what the segment before gives: a bias; what is dropped and what is not, beside the mask.
-        What leaves is copied."""
+        """Working memory of adding the previous segment's output: a bias, or the dropped and
+        undropped output beside the mask. An outgoing stream is copied."""
         return self._joined(int(self.spec.has_bias))
 
     @property
     def placing(self) -> Number:
-        """Likewise, of rows of a table."""
+        """Working memory of adding the rows of an embedding."""
         return self._joined(1 + self.spec.learned_positions)
 
     def _joined(self, biased: int) -> Number:
@@ -128,31 +133,31 @@ class SegmentSizes:
 
     @property
     def dropping(self) -> Number:
-        """The gradient of what dropout leaves: a mask that is drawn, then three streams."""
+        """Working memory of dropout's gradient: drawing a mask, then three streams."""
         return larger(self.came + self.hashed, 3 * self.came)
 
     @property
     def doubling(self) -> Number:
-        """A stream of twice the length beside what it is made of."""
+        """A stream of twice the length, with its inputs."""
         return self.stream * 5 // 2
 
     # ---- norms ----
 
     @cached_property
     def n_saved(self) -> Number:
-        """What a norm keeps beside what comes in and what it gives. Without a kernel of its own, torch keeps
-        the normalised numbers, and what it converts."""
+        """Tensors that a norm keeps besides its input and output. Without a fused kernel, torch
+        keeps the normalised numbers and their conversion."""
         statistics = self.rows // self.rank.sharded * self.master * (1 if self.rms else 2)
         return statistics + self.widened * (self.rms and not self.gpu) * (2 if self.narrow else 1)
 
     @cached_property
     def norming(self) -> Number:
-        """The working set of a norm."""
+        """Working memory of a norm."""
         return self.stream + self.n_saved + self.widened * (self.rms and not self.gpu and self.narrow)
 
     @cached_property
     def norm_back(self) -> Number:
-        """The working set of its backward, or of what else changes the stream."""
+        """Working memory of a norm's backward, or of other changes of the stream."""
         if self.rms and not self.gpu and self.site not in ("down", "up", "leave"):
             return self.widened * 4
         return self.stream * (3 if self.site == "down" else 1)
@@ -160,55 +165,56 @@ class SegmentSizes:
     # ---- ends ----
 
     def _vocabulary(self, itemsize: int) -> Number:
-        """[S, b, V / tp]."""
+        """Return the bytes of [S, b, V / tp]."""
         return self.rows * (-(-self.spec.vocab // self.rank.tp)) * itemsize
 
     @cached_property
     def loss(self) -> Number:
-        """What a token's loss is made of: its target's column, two flags, three sums."""
+        """Inputs of the loss per token: the target's column, two flags, three sums."""
         return self.rows * (10 + 3 * self.master)
 
     @cached_property
     def logits(self) -> Number:
-        """In which sums are made."""
+        """Logits in the precision of sums."""
         return self._vocabulary(self.master)
 
     @cached_property
     def g_logits(self) -> Number:
-        """As the model computes."""
+        """Gradient of the logits in compute precision."""
         return self._vocabulary(self.itemsize)
 
     @property
     def softmax(self) -> Number:
-        """Logits beside what they are converted from."""
+        """Logits, with the tensor they are converted from."""
         return self.logits + self.narrowing
 
     @property
     def narrowing(self) -> Number:
-        """Their gradient takes their place, unless it is narrower."""
+        """Additional bytes of the logits' gradient: 0 if it overwrites the logits, else its own
+        size, if it is narrower."""
         return self.g_logits * self.narrow
 
     @property
     def product(self) -> Number:
-        """Of the head's weight gradient."""
+        """Temporary result of the head's weight gradient."""
         return self._product(-(-self.spec.vocab // self.rank.tp))
 
     def _product(self, width: Number) -> Number:
-        """What a weight gradient takes that cannot be added in one go: the product, in bf16 on a CPU, and the
-        same in fp32."""
+        """Return the bytes of a weight gradient's product that cannot be accumulated in place: in
+        bf16 on a CPU, and in fp32."""
         each = self.master if self.gpu else self.itemsize + self.master
         return self.spec.hidden * width * each * self.narrow
 
     @property
     def scattering(self) -> Number:
-        """Adding a gradient into rows of an embedding."""
+        """Working memory of adding a gradient into rows of an embedding."""
         return self.full + self.widened * (self.itemsize < MASTER)
 
 
 class BranchSizes(SegmentSizes):
-    """Of what stands between a first and a second weight. z: of the first weight's output; o: of the second's
-    input; saved: kept by autograd besides. core, core_back: the most beyond what was there before, results
-    included."""
+    """Sizes between a first and a second weight, in bytes. z: output of the first weight; o: input
+    of the second; saved: kept by autograd in addition. core, core_back: peak of forward and
+    backward on top of what was alive, results included."""
 
     z: Number
     o: Number
@@ -219,21 +225,21 @@ class BranchSizes(SegmentSizes):
 
     def _widths(self) -> tuple[Number, Number]:
         tp, letters = self.rank.tp, self.spec.letters
-        return widths(self.branch, letters, tp, tp / one_at_least(tp // (letters.K // letters.D)))
+        return widths(self.branch, letters, tp, tp / at_least_one(tp // (letters.K // letters.D)))
 
     @property
     def first_product(self) -> Number:
-        """Of the first weight's gradient."""
+        """Temporary result of the first weight's gradient."""
         return self._product(_whole(self._widths()[0]))
 
     @property
     def second_product(self) -> Number:
-        """Of the second's."""
+        """Temporary result of the second weight's gradient."""
         return self._product(_whole(self._widths()[1]))
 
 
 class MlpSizes(BranchSizes):
-    """Of an MLP; a gated one keeps the gate's activation."""
+    """Sizes of an MLP; a gated one keeps the gate's activation."""
 
     branch = "mlp"
 
@@ -245,19 +251,20 @@ class MlpSizes(BranchSizes):
 
 
 class AttentionSizes(BranchSizes):
-    """Of attention on one rank. query, kv: queries; keys, or values. lse: log-sum-exp. turned: rotated
-    queries and keys. within, within_kept: results of norms within, and what these keep besides."""
+    """Sizes of attention on one rank, in bytes. query: queries. kv: keys, or values. lse:
+    log-sum-exp. turned: rotated queries and keys. within, within_kept: results of norms inside
+    attention, and what these norms keep in addition."""
 
     branch = "attn"
 
     def __init__(self, sizes: Sizes, site: Site, level: int, at: int) -> None:
         super().__init__(sizes, site, level, at)
         letters, tp = self.spec.letters, self.rank.tp
-        self.heads, self.kv_heads = self.spec.num_heads // tp, one_at_least(letters.K // letters.D // tp)
+        self.heads, self.kv_heads = self.spec.num_heads // tp, at_least_one(letters.K // letters.D // tp)
         self.query, self.kv = self.row * self.heads * letters.D, self.row * self.kv_heads * letters.D
         self.lse = self.rows * self.heads * self.master
         self.turned = (self.query + self.kv) * self.rms
-        numbers, groups = normed(letters, tp, tp / one_at_least(tp // (letters.K // letters.D)))
+        numbers, groups = normed(letters, tp, tp / at_least_one(tp // (letters.K // letters.D)))
         self.within, wide = _whole(numbers * self.row), not sizes.gpu
         self.within_kept = _whole(groups * self.row) // self.itemsize * self.master + (
             self.wide(self.within) * wide * (2 if self.narrow else 1)
@@ -267,27 +274,27 @@ class AttentionSizes(BranchSizes):
 
     def _attend(self) -> None:
         q, kv, repeats = self.query, self.kv, self._repeats(self.heads, self.kv_heads)
-        # Repeated keys and values are kept in the place of rotated keys, which the caller still holds.
+        # Repeated keys and values are kept instead of rotated keys, which the caller still holds.
         repeated = (2 * q - kv * self.rms) * repeats
         self.saved = self.lse + self.turned + repeated + self.within_kept
         rotating = larger(3 * q, q + 3 * kv) * self.rms + self.within + self.within_kept
         forward, backward = self._blocks(self.heads, self.kv_heads, 1)
         self.core = larger(q + self.saved + kv * (self.rms * repeats) + forward, rotating)
-        # The output's gradient, for fused kernels a copy of it, and those of queries, keys and values; then
-        # those side by side.
+        # The output's gradient (and a copy for fused kernels), those of queries, keys and values; then
+        # these three packed into one tensor.
         each = kv + (q - kv) * repeats
         kernel = q * (2 if self.spec.attention_dropout else 3) + 2 * each + backward
         self.core_back = larger(kernel, q + 2 * (q + 2 * kv) + self.within - self.saved)
 
     def _repeats(self, heads: Number, kv_heads: Number) -> Number:
-        """Whether keys and values are copied for every query head: only a GPU's kernels for bf16 share them,
-        and attention in blocks."""
+        """Return 1 if keys and values are copied for every query head, else 0. Only a GPU's kernels
+        for bf16, and blockwise attention, share them between heads."""
         shares = bool(self.spec.attention_dropout) or (self.gpu and self.itemsize < MASTER)
         return (heads != kv_heads) * (not shares)
 
     def _blocks(self, heads: Number, kv_heads: Number, ulysses: Number) -> tuple[Number, Number]:
-        """Working sets of attention in blocks, forward and backward; nothing without dropout. heads,
-        kv_heads: that a rank attends to, of the tokens of ``ulysses``."""
+        """Return the working memory of blockwise attention, (forward, backward); 0 without dropout.
+        heads, kv_heads: heads that a rank attends to, for the tokens of ``ulysses`` ranks."""
         if not self.spec.attention_dropout:
             return 0, 0
         told = self.spec.letters.D, self.itemsize
@@ -302,15 +309,18 @@ class AttentionSizes(BranchSizes):
 
 
 class SharedAttentionSizes(AttentionSizes):
-    """Of attention that ranks share. there, block: as ``exchanged``. leaving: rotating queries, with tables
-    of scattered positions, and packing. kernel: what one keeps, keys and values for every query head if it
-    wants that. first_block, next_block, block_back, own_back: attention to a block of a ring. rounding: of
-    sums to what the model computes in."""
+    """Sizes of context-parallel attention, in bytes.
+
+    there, block: as in ``exchanged``. leaving: rotating queries, with tables of scattered
+    positions, and packing. kernel: tensors that one kernel keeps; keys and values for every query
+    head if the kernel needs them. first_block, next_block, block_back, own_back: attention to one
+    block of a ring. rounding: conversion of sums to compute precision.
+    """
 
     def _attend(self) -> None:
         ulysses, wide = self.rank.cp // self.rank.ring, self.wide
         self.there, _, self.block = exchanged(self.spec.letters, self.row, tp=self.rank.tp, ulysses=ulysses)
-        here, kv_here = self.heads // ulysses, one_at_least(self.kv_heads // ulysses)
+        here, kv_here = self.heads // ulysses, at_least_one(self.kv_heads // ulysses)
         forward, backward = self._blocks(here, kv_here, ulysses)
         query, lse, block, there, turned = self.query, self.lse, self.block, self.there, self.turned
         expanded = 2 * query * self._repeats(here, kv_here)
@@ -321,7 +331,7 @@ class SharedAttentionSizes(AttentionSizes):
         self.leaving_back = query * (1 + (ulysses > 1))
         self.kernel = lse + expanded
         self.core, self.core_back = forward, larger(2 * there + expanded, there + backward)
-        # What is found of each block is added up in fp32 at least. Of another's block half of the queries see
+        # Results of all blocks are added up in fp32 at least. In another rank's block half of the queries see
         # all, or all see half.
         self.sums_of_query, self.g_own = wide(query), wide(block)
         self.sums, self.found = self.sums_of_query + lse, query + lse
@@ -332,22 +342,22 @@ class SharedAttentionSizes(AttentionSizes):
         self.block_back = keys + (query + self.sums_of_query) // 2
         self.rounding = (2 * query + block) * (self.itemsize < MASTER)
         back = larger(turning, turned + self.z + tables)
-        if self.spec.letters.qk_norm:  # computed again for their gradients
+        if self.spec.letters.qk_norm:  # norms are recomputed for their gradients
             back = larger(back, turned + self.within_kept + 4 * self.sums_of_query)
         self.turning_back = back + there * (ulysses > 1)
 
 
 def larger(a: Number, b: Number) -> Number:
-    """Of two numbers, or row by row of columns."""
+    """Return the larger of two numbers, or of two arrays row by row."""
     return np.maximum(a, b) if np.ndarray in (type(a), type(b)) else max(a, b)
 
 
 def _whole(value: Number) -> Number:
-    """As integers."""
+    """Return the value as integers."""
     return np.asarray(value, np.int64) if isinstance(value, np.ndarray) else int(value)
 
 
 def _each(function: Callable[..., int], *values: Number) -> Number:
-    """Of every row, where there are columns."""
+    """Return the function's value, for every row if the arguments are arrays."""
     columns = any(isinstance(value, np.ndarray) for value in values)
     return np.vectorize(function, otypes=[np.int64])(*values) if columns else function(*values)

@@ -1,5 +1,6 @@
-"""Lists of segment ops: their text form, their orders, and the search for short ones."""
+"""Instruction lists of segment ops: their text form, their orders, and the search for fast
+orders."""
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["overlap", "segment_lists"]
+__all__ = ["overlap", "segment_costs"]

@@ -1,44 +1,46 @@
-"""Improving an order of segment ops by moving one at a time (hill climbing).
+"""Improvement of an order of segment ops by moving one op at a time (hill climbing).
 
-A list scheduler decides from moment to moment and never looks back. Near the point where communication takes
-as long as computation that costs it 3 to 8 % (an exact solver finds orders so much shorter); a few hundred
-random moves win half of it back or more. In an order of thousands of ops a move is made in every layer at
-once (``repeats``). The same orders on every rank: moves come from a fixed seed, their number from the number
-of ops.
+A list scheduler decides from moment to moment and never revises. If communication takes about as
+long as computation, that costs 3 to 8 % (an exact solver finds orders so much shorter). A few
+hundred random moves win back half of that or more. In an order of thousands of ops a move is made
+in every layer at once (``improve_words``). Every rank finds the same order: moves come from a fixed
+seed, and their number depends only on the number of ops.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from math import inf
+from typing import NamedTuple
 
-from plait.core.step.clock.streams import ListClock
-from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts
+from plait.core.step.orders.segment_costs import NumberedOps, SegmentCosts
+from plait.core.step.orders.streams import ListClock
 
 MOVES = 250
 VISITS = 60_000
-"""Moves times ops at most: an order of thousands of ops is hardly moved, one of hundreds as far as it
-goes."""
+"""Upper bound on moves times ops: an order of thousands of ops gets few moves, an order of hundreds
+gets all of them."""
 STRIDE = 16
-"""Ops of an order after each of which is known when it had come so far."""
+"""Ops of an order between two recorded moments."""
 NOISE = 1e-9
-"""The same numbers added in another order differ by a smaller share."""
+"""Relative bound on the rounding error of sums whose terms are added in another order."""
 
 
-class Judge:
-    """The worth of orders of a graph's ops, given as their numbers.
+class OrderEvaluator:
+    """Evaluation of orders of a graph's ops, given as op numbers.
 
-    costs: an order is worth the sum of its seconds under all of these. held_back: weight gradients that may
-    be outstanding at once.
+    costs: an order's value is the sum of its seconds under all of these costs. held_back: weight
+    gradients that may be outstanding at once.
     """
 
     def __init__(self, numbered: NumberedOps, costs: Sequence[SegmentCosts], batch: int, held_back: int) -> None:
         self.numbered, self.held_back, ops = numbered, held_back, numbered.ops
         self.clocks = [ListClock(numbered, *numbered.seconds(each, batch)) for each in costs]
-        self.outstanding = [0] * len(ops)  # how many weight gradients more wait to be run after each op
+        self.outstanding = [0] * len(ops)  # change in outstanding weight gradients by each op
         for i, weight in enumerate(numbered.weight):
             if weight:
                 sources = [source for source, _ in numbered.needs[i] if not numbered.weight[source]]
@@ -48,27 +50,29 @@ class Judge:
 
     @cached_property
     def bound(self) -> float:
-        """No order is worth less: all of the computation, or all of the communication."""
+        """Lower bound on an order's seconds: all of the computation, or all of the
+        communication."""
         return sum(clock.bound for clock in self.clocks)
 
     @property
     def enough(self) -> float:
-        """An order that is worth no more than this is not improved."""
+        """Seconds at or below which an order is not improved."""
         return self.bound * 1.001
 
     @cached_property
     def least(self) -> float:
-        """No order is worth less than about this: as ``bound``, with what can run at no moment sooner."""
+        """Tighter lower bound on an order's seconds, up to rounding: as ``bound``, with the
+        earliest starts and latest ends that needs allow."""
         return sum(max(sum(each.wire), _soonest(self.numbered, each)) for each in self.clocks)
 
     def as_good_as_any(self, order: Sequence[int]) -> bool:
-        """Whether no order is worth less, but for noise."""
+        """True if no order is shorter, up to rounding."""
         seconds = self.seconds(order)
         return seconds <= self.bound * (1 + NOISE) or seconds <= self.least * (1 + NOISE)
 
     def seconds(self, order: Sequence[int], limit: float = inf) -> float:
-        """Sum over the costs of when the last op or collective ends. Infinite as soon as it is known to be
-        above the limit."""
+        """Return the sum over the costs of the moment at which the last op or collective ends.
+        Infinite as soon as the sum is known to exceed ``limit``."""
         found = 0.0
         for clock, rest in zip(self.clocks, self.rests, strict=True):
             found += max(clock.run(order, [0.0] * len(order)))
@@ -78,26 +82,27 @@ class Judge:
 
     @cached_property
     def rests(self) -> list[float]:
-        """Least seconds of the costs after each, less what rounding may do."""
+        """Lower bound in seconds on the costs after each, reduced by possible rounding errors."""
         least = [clock.bound * (1 - 1e-9) for clock in self.clocks]
         return [sum(least[at + 1 :]) for at in range(len(least))]
 
     def most_outstanding(self, order: Sequence[int]) -> int:
-        """Weight gradients whose operands are there, at most."""
+        """Return the maximum number of weight gradients whose operands are in memory."""
         outstanding = self.outstanding
         return max(accumulate([outstanding[i] for i in order], initial=0))
 
     def improve(self, order: Sequence[int]) -> list[int]:
-        """The order after up to ``MOVES`` moves. It has no more weight gradients outstanding than it had, or
-        than may be."""
+        """Return the order after up to ``MOVES`` moves. It has no more outstanding weight gradients
+        than before, or than ``held_back`` allows."""
         before = [frozenset(source for source, _ in needs) for needs in self.numbered.needs]
         clock = _MovedClock(self, order, max(self.held_back, self.most_outstanding(order)))
         return climb(order, before, clock.worth, min(MOVES, VISITS // max(1, len(order))), self.enough)
 
 
 def _soonest(numbered: NumberedOps, clock: ListClock) -> float:
-    """Lower bound on the end of an order: longest head, all work between, longest tail (Carlier 1982). The
-    head of an op is the time of its longest chain of needs, its tail that of what needs it."""
+    """Return a lower bound on the end of an order: longest head, all work between, longest tail
+    (Carlier 1982). An op's head is the time of its longest chain of needs; its tail is the longest
+    chain of ops that need it."""
     compute, wire = clock.compute, clock.wire
     begins, follows = [0.0] * len(compute), [0.0] * len(compute)
     for i, sources in enumerate(numbered.needs):
@@ -111,7 +116,8 @@ def _soonest(numbered: NumberedOps, clock: ListClock) -> float:
 
 
 def _fullest(moments: Sequence[float], compute: Sequence[float]) -> tuple[float, float]:
-    """The most that a moment and the computation on its other side take together, and that moment."""
+    """Return the maximum, over moments, of the moment plus the computation at or after it, and that
+    moment."""
     found, behind = (0.0, 0.0), 0.0
     for moment, seconds in sorted(zip(moments, compute, strict=True), reverse=True):
         behind += seconds
@@ -120,25 +126,27 @@ def _fullest(moments: Sequence[float], compute: Sequence[float]) -> tuple[float,
 
 
 _Marks = list[tuple[float, float]]
-"""Moments at which the processor and the link are done with the first 0, 1, 2 ... strides of an order."""
+"""Moments at which the processor and the link are done with the first 0, 1, 2 ... strides of an
+order."""
 
 
 class _MovedClock:
-    """The worth of an order that differs by a move from one that is known.
+    """Evaluation of an order that differs by a move from a known order.
 
-    Only what the move changes is timed, up to where the rest can be told: begun at the same moments it ends
-    as before, begun later it ends as much later at least. No move is worth another number than if all of it
-    was timed.
+    Only the ops that the move affects are timed, up to where the end can be predicted: ops that
+    begin at the same moments end as before; ops that begin later end later by at least as much. The
+    values equal those of a full timing.
     """
 
-    def __init__(self, judge: Judge, order: Sequence[int], held_back: int) -> None:
+    def __init__(self, judge: OrderEvaluator, order: Sequence[int], held_back: int) -> None:
         self.judge, self.held_back, self.order = judge, held_back, order
         self.strides = -(-len(order) // STRIDE)
         self.marks: list[_Marks] = [[(0.0, 0.0)] for _ in judge.clocks]
         self.arrived = [[0.0] * len(order) for _ in judge.clocks]
 
     def worth(self, moved: Sequence[int], limit: float, changed: range) -> float:
-        """The worth, for ``climb``: an order that is worth no more than the limit is known from then on."""
+        """Return the order's seconds, for ``climb``. An order no slower than ``limit`` becomes the
+        new known order."""
         judge, until = self.judge, changed.stop // STRIDE + 1
         marks = [each[: changed.start // STRIDE + 1] for each in self.marks]
         arrived = [each.copy() for each in self.arrived]
@@ -168,8 +176,8 @@ class _MovedClock:
     def _gap(
         self, at: int, until: int, ends: tuple[int, int], marks: _Marks, arrived: list[float]
     ) -> tuple[float, float]:
-        """Delays, the least and the largest, of everything that the rest of an order may wait for. ends:
-        first and last position that changed; the moved op stands at one of them."""
+        """Return the least and the largest delay of all events that the remaining ops may wait for.
+        ends: first and last position that changed; the moved op is at one of them."""
         (now, link), (then, tied), before = marks[until], self.marks[at][until], self.arrived[at]
         gaps = [now - then, max(link, now) - max(tied, then)]
         travels, order, place = self.judge.numbered.travels, self.order, until * STRIDE
@@ -177,7 +185,7 @@ class _MovedClock:
         while late and place:
             place -= 1
             i = order[place]
-            if travels[i]:  # on the link one after the other: those before have arrived, too
+            if travels[i]:  # the link carries one collective at a time: earlier ones have arrived too
                 late = arrived[i] > now or before[i] > then or i in ends
                 gaps.append(max(arrived[i], now) - max(before[i], then))
         gaps += [max(arrived[i], now) - max(before[i], then) for i in ends if travels[i]]
@@ -185,7 +193,7 @@ class _MovedClock:
 
 
 def _run(clock: ListClock, order: Sequence[int], until: int, marks: _Marks, arrived: list[float]) -> None:
-    """Go on to the end of a stride."""
+    """Continue the timing to the end of stride ``until``."""
     for at in range(len(marks) - 1, until):
         marks.append(clock.run(order[at * STRIDE : (at + 1) * STRIDE], arrived, *marks[at]))
 
@@ -197,11 +205,12 @@ def climb(
     moves: int,
     enough: float,
 ) -> list[int]:
-    """The order after so many moves of one op to another legal place, those kept that do not make it worse.
+    """Return the order after ``moves`` random moves of one op to another legal position; moves that
+    make it worse are undone.
 
-    before: by op, what must stand before it. worth: of an order, less is better; it is given a limit, above
-    which the number need not be exact, and the places, from start to stop, in which the order differs from
-    the last one that was worth no more than its limit. enough: no more moves once the order is worth this.
+    before: by op, the ops that must precede it. worth: value of an order, less is better. It
+    receives a limit, above which the value need not be exact. It also receives the range of
+    positions that differ from the last order within its limit. enough: value at which moves stop.
     """
     best, draw = list(order), random.Random(0)
     value = worth(best, inf, range(len(best) - 1))
@@ -215,8 +224,8 @@ def climb(
 
 
 def _move(order: list[int], before: Sequence[Collection[int]], draw: random.Random) -> tuple[list[int], range]:
-    """Move some op to some other place between what it needs and what needs it; the order, and from where to
-    where it changed."""
+    """Move a random op to another position between its needs and its consumers; return the order
+    and the range of changed positions."""
     place = low = high = draw.randrange(len(order))
     op = order[place]
     while low > 0 and order[low - 1] not in before[op]:
@@ -226,3 +235,107 @@ def _move(order: list[int], before: Sequence[Collection[int]], draw: random.Rand
     moved = order[:place] + order[place + 1 :]
     moved.insert(target := draw.randint(low, high), op)
     return moved, range(min(place, target), max(place, target))
+
+
+# ---- repeated parts of lists ----
+
+
+WORD_MOVES = 200
+"""Maximum number of moves in a word."""
+ALL_VISITS = 300_000
+"""Budget of op visits for improving words; words that cover most ops come first."""
+TIMES, TIMED = 6, 4
+"""TIMES: repetitions that make a sequence of ops a word. TIMED: repetitions that are timed."""
+LAGS, PERIODS = 4, 8
+"""Candidate periods: distances to the next ops of the same sort, up to the 4th; the 8 most common
+are tried."""
+
+
+class Run(NamedTuple):
+    """A range of an order in which a word of ``period`` ops is repeated ``times`` times, from
+    position ``start``."""
+
+    start: int
+    period: int
+    times: int
+
+
+def runs(sorts: Sequence[int]) -> list[Run]:
+    """Return the ranges in which words are repeated in a sequence of op sorts, from left to right,
+    without overlap. Short words are found first, so that two repetitions are not taken for one
+    word."""
+    found, free = list[Run](), [(0, len(sorts))]
+    for period in _periods(sorts):
+        inside = [run for low, high in free for run in _repeated(sorts, period, low, high)]
+        found += inside
+        ends = sorted((run.start, run.start + run.period * run.times) for run in found)
+        free = list(zip([0, *(end for _, end in ends)], [*(start for start, _ in ends), len(sorts)], strict=True))
+    return sorted(found)
+
+
+def _periods(sorts: Sequence[int]) -> list[int]:
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, sort in enumerate(sorts):
+        places[sort].append(place)
+    distances: Counter[int] = Counter()
+    for each in places.values():
+        for lag in range(1, LAGS + 1):
+            distances.update(b - a for a, b in zip(each, each[lag:], strict=False))
+    return sorted(period for period, _ in distances.most_common(PERIODS))
+
+
+def _repeated(sorts: Sequence[int], period: int, low: int, high: int) -> Iterator[Run]:
+    """Yield the runs of one period between two positions."""
+    start = low
+    for place in range(low, high - period + 1):
+        if place == high - period or sorts[place] != sorts[place + period]:
+            if (times := (place - start) // period + 1) >= TIMES:
+                yield Run(start, period, times)
+            start = place + 1
+
+
+def improve_words(judge: OrderEvaluator, order: Sequence[int]) -> list[int]:
+    """Return the order after moves in each of its words. It is not longer, and has no more
+    outstanding weight gradients than before or than allowed."""
+    best, seconds, left = list(order), judge.seconds(order), ALL_VISITS
+    held_back = max(judge.held_back, judge.most_outstanding(order))
+    for half in (False, True):  # the second pass shifts words by half, so that ops can cross the first pass's borders
+        found = runs([judge.numbered.sorts[i] for i in best])
+        for run in sorted(found, key=lambda run: -run.period * run.times):
+            if seconds <= judge.enough or left <= 0:
+                return best
+            moved = _improved(judge, best, run, half, held_back)
+            if judge.most_outstanding(moved) <= held_back and (taken := judge.seconds(moved)) < seconds:
+                best, seconds = moved, taken
+            left -= VISITS + 4 * len(best)  # moves, and evaluations of the whole order before and after
+    return best
+
+
+def _improved(judge: OrderEvaluator, order: list[int], run: Run, half: bool, held_back: int) -> list[int]:
+    """Return the order with one word's ops moved, in each of its repetitions."""
+    width = run.period * max(1, min(2, run.times // TIMES))
+    start = run.start + half * (run.period // 2)
+    words = [order[at : at + width] for at in range(start, run.start + run.period * run.times - width + 1, width)]
+    first = (len(words) - TIMED) // 2
+    timed, head = words[first : first + TIMED], order[: start + first * width]
+    outstanding = sum(judge.outstanding[i] for i in head)
+    entries = [(clock, arrived := [0.0] * len(order), clock.run(head, arrived)) for clock in judge.clocks]
+
+    def worth(places: Sequence[int], limit: float, _: range) -> float:
+        row = [word[place] for word in timed for place in places]
+        seconds = sum(max(clock.run(row, arrived, *entry)) for clock, arrived, entry in entries)
+        return seconds if seconds <= limit and outstanding + judge.most_outstanding(row) <= held_back else inf
+
+    places = climb(range(width), _needs(judge, words), worth, min(WORD_MOVES, VISITS // (TIMED * width)), 0.0)
+    moved = [word[place] for word in words for place in places]
+    return order[:start] + moved + order[start + len(moved) :]
+
+
+def _needs(judge: OrderEvaluator, words: Sequence[Sequence[int]]) -> list[set[int]]:
+    """Return, by position in a word, the positions that must precede it in any of the words."""
+    before: list[set[int]] = [set() for _ in words[0]]
+    for word in words:
+        places = {op: place for place, op in enumerate(word)}
+        for op, place in places.items():
+            before[place].update(places[source] for source, _ in judge.numbered.needs[op] if source in places)
+    return before

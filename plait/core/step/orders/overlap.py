@@ -1,56 +1,204 @@
-"""Choosing an order of segment ops in which collectives overlap computation (Domino, arXiv 2409.15241).
+"""Lists of segment actions: their text form, their legality, the plain orders, and orders in which
+collectives overlap computation (Domino, arXiv 2409.15241).
 
-Orders are timed on one processor and one link (``clock.streams.ListClock``). ``domino_order`` is list
-scheduling. Slices are independent chains: while one slice's collective travels, another slice computes.
-Weight gradients, which nobody waits for, fill what is left. Then single ops are moved (``climb``), in many
-layers at once where there are many (``repeats``).
+>>> actions = sync_order(SegmentGraph(num_layers=1, p1=2))
+>>> parse(" ".join(map(str, actions))) == actions
+True
 
-Beyond the paper's fixed interleaving: any number of slices; weight gradients are deferred to where the
-processor would idle; slices may run ahead of each other, so that one slice's compute-heavy backward overlaps
-another's communication-heavy forward.
+Orders are timed on one processor and one link (``orders.streams.ListClock``). ``domino_order`` is
+list scheduling. Slices are independent chains: while one slice's collective is in flight, another
+slice computes. Weight gradients, which no op of the chains needs, fill the gaps. Then single ops
+are moved (``climb``), in many layers at once in large graphs (``improve_words``).
+
+Beyond the paper's fixed interleaving: any number of slices; weight gradients are deferred to
+moments when the processor would idle; slices may run ahead of each other, so that one slice's
+compute-heavy backward overlaps another's communication-heavy forward.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
 from math import frexp, ldexp
+from typing import cast
 
+from plait.core.base.errors import ScheduleError
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.strategy import Overlap, Strategy
-from plait.core.step.clock.streams import ListClock
-from plait.core.step.orders.climb import Judge
-from plait.core.step.orders.list_scheduling import POLICIES, ListScheduler, Policy
-from plait.core.step.orders.repeats import improve_words
-from plait.core.step.orders.segment_lists import async_order, fixed_order, sync_order, with_waits
+from plait.core.parallel.strategy import Overlap, Strategy, slice_sizes
+from plait.core.step.attention_ops import KEEPS_GOING
+from plait.core.step.orders.climb import OrderEvaluator, improve_words
+from plait.core.step.orders.segment_costs import NumberedOps, SegmentCosts, segment_costs
+from plait.core.step.orders.streams import POLICIES, ListClock, ListScheduler, Policy
 from plait.core.step.schedule import PHASES
-from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts, segment_costs
-from plait.core.step.segments import Action, Phase, SegmentGraph
+from plait.core.step.segments import (
+    LAYERS,
+    SIGNS,
+    Action,
+    Kind,
+    Phase,
+    SegmentGraph,
+    SegmentOp,
+    Site,
+    Verb,
+    needs_table,
+)
 from plait.core.step.stages import Stage
 
-# Orders are made for collectives that are so many times slower than measured ...
+_VERBS = {sign: verb for verb, sign in SIGNS.items()}
+_WORD = re.compile(
+    rf"([<>]?)(?:(attn|mlp|block|down|up)(\d+)|(embed|enter|head|leave))\.({'|'.join(Kind)})(\d+)(?:\.(\d+))?"
+)
+
+
+def parse(text: str) -> list[Action]:
+    """Return the actions of a text form. Raises ScheduleError naming a word that is not an
+    action."""
+    actions: list[Action] = []
+    for word in text.split():
+        match = _WORD.fullmatch(word)
+        if not match:
+            raise ScheduleError(f"'{word}' is not a segment action; examples are attn3.F0, >mlp0.R1.1 and <head.C0")
+        sign, site, layer, end, kind, at, part = match.groups()
+        op = SegmentOp(cast(Site, site or end), int(layer or 0), Kind(kind), int(at), int(part or 0))
+        actions.append(Action(cast(Verb, _VERBS[sign]), op))
+    return actions
+
+
+def check(graph: SegmentGraph, actions: Sequence[Action]) -> None:
+    """Raise ScheduleError, naming the op, unless ``actions`` runs the whole graph legally.
+
+    Every op must run once, after its dependencies. Every collective must start after its op, be
+    awaited once, and be awaited before any op reads its result.
+    """
+    needs = needs_table(graph)
+    done: dict[Verb, set[SegmentOp]] = {"run": set(), "start": set(), "wait": set()}
+    for verb, op in actions:
+        if op not in needs:
+            raise ScheduleError(
+                f"{op} does not exist in phase {graph.phase} of {graph.num_layers} layers, "
+                f"p1 = {graph.p1}, p2 = {graph.p2}"
+            )
+        if op in done[verb]:
+            raise ScheduleError(f"{Action(verb, op)} occurs twice")
+        if verb == "run":
+            for need in needs[op]:
+                if need.op not in done["run"]:
+                    raise ScheduleError(f"{op} runs before {need.op}, which it needs")
+                if need.collective and need.op not in done["wait"]:
+                    raise ScheduleError(f"{op} reads the result of {need.op} before its collective is awaited")
+        elif graph.collective(op) is None:
+            raise ScheduleError(f"{Action(verb, op)}: {op} has no collective")
+        elif op not in done["run" if verb == "start" else "start"]:
+            raise ScheduleError(f"{Action(verb, op)} is listed before {'its op' if verb == 'start' else 'its start'}")
+        done[verb].add(op)
+    _check_complete(graph, done)
+
+
+def _check_complete(graph: SegmentGraph, done: dict[Verb, set[SegmentOp]]) -> None:
+    for op in graph.ops():
+        if op not in done["run"]:
+            raise ScheduleError(f"{op} never runs")
+        if graph.collective(op) and op not in done["wait"]:
+            raise ScheduleError(f"the collective of {op} is never {'awaited' if op in done['start'] else 'started'}")
+
+
+def sync_order(graph: SegmentGraph) -> list[Action]:
+    """Return the list of plain tensor parallelism: every collective is awaited where it starts."""
+    actions: list[Action] = []
+    for op in graph.ops():
+        actions.append(Action("run", op))
+        if graph.collective(op):
+            actions += [Action("start", op), Action("wait", op)]
+    return actions
+
+
+def async_order(graph: SegmentGraph) -> list[Action]:
+    """Return the list of Megatron-LM's overlap: a backward collective overlaps only its own
+    sublayer's weight gradients. A ring's transfer of the next keys and values overlaps attention to
+    the present block."""
+    return insert_waits(graph, graph.ops(), late=lambda op: op.kind == Kind.COLUMN_DGRAD or op.kind in KEEPS_GOING)
+
+
+def fixed_order(graph: SegmentGraph) -> list[Action]:
+    """Return the list of Domino's own interleaving (arXiv 2409.15241, sections 4.1.1 and 4.1.2,
+    figures 7 and 8).
+
+    Slices take turns segment by segment, and a collective is awaited where its result is read. An
+    input's gradient comes before the weight's. The backward of a segment's norm comes after all
+    slices, so that a slice's reduction overlaps the computation of the others.
+    """
+    turns = groupby(graph.ops(), key=lambda op: (op.site, op.layer, op.forward))
+    return insert_waits(graph, [op for _, each in turns for op in sorted(each, key=_joins)])
+
+
+def _joins(op: SegmentOp) -> bool:
+    return op.kind == Kind.NORM_BACKWARD
+
+
+def insert_waits(
+    graph: SegmentGraph, order: Iterable[SegmentOp], late: Callable[[SegmentOp], bool] = lambda _: True
+) -> list[Action]:
+    """Return the actions for an order of ops.
+
+    A collective starts right after its op. It is awaited just before the first op that reads its
+    result, so that it overlaps the computation in between. If ``late`` returns False for the op, it
+    is awaited at once. A collective that no op of this phase reads is awaited at the end of the
+    list.
+    """
+    numbered = NumberedOps(graph)
+    number = {op: i for i, op in enumerate(numbered.ops)}
+    return with_waits(numbered, [number[op] for op in order], late)
+
+
+def with_waits(
+    numbered: NumberedOps, order: Iterable[int], late: Callable[[SegmentOp], bool] = lambda _: True
+) -> list[Action]:
+    """Return the actions of ``insert_waits`` for op numbers."""
+    ops, needs, travels = numbered.ops, numbered.needs, numbered.travels
+    pending: dict[int, None] = {}  # started and not awaited, in the order in which they started
+    actions: list[Action] = []
+    for i in order:
+        for source, collective in needs[i]:
+            if collective and source in pending:
+                del pending[source]
+                actions.append(Action("wait", ops[source]))
+        actions.append(Action("run", ops[i]))
+        if travels[i]:
+            actions.append(Action("start", ops[i]))
+            if late(ops[i]):
+                pending[i] = None
+            else:
+                actions.append(Action("wait", ops[i]))
+    return actions + [Action("wait", ops[source]) for source in pending]
+
+
+# Factors by which collectives are assumed slower than measured when orders are made ...
 ASSUMED = (1.0, 1.4, 1.75)
-# ... and judged by these: a rank that is late, or a communication thread that shares its core, slows
-# collectives down, by a few percent where costs are medians of several steps.
+# ... and when orders are compared: a late rank, or a communication thread that shares its core, slows
+# collectives down, by a few percent if costs are medians of several steps.
 JUDGED = (1.0, 1.1)
-# Weight gradients that may be outstanding per slice before they take precedence: what is outstanding keeps
-# activations alive. Fewer where these are computed again, since then memory is what matters.
+# Weight gradients that may be outstanding per slice before they take precedence: outstanding ones keep
+# activations alive. Fewer with recomputation, since memory matters more then.
 HELD_BACK, HELD_BACK_AGAIN = 8, 2
-# Of the lists made, so many of the best are improved.
+# How many of the best lists are improved.
 IMPROVED = 4
-# Graphs of so many ops are searched whole, and those of no more layers than models of few layers may have. Of
-# larger ones only so many lists are made, of about so many ops together.
+# Graphs of at most SEARCHED ops, or of at most 2 * FEWEST layers, are searched whole. For larger graphs
+# between LEAST and MADE lists are made, of about VISITED ops together.
 SEARCHED, LEAST, MADE, VISITED = 640, 3, 8, 50_000
-# Models of few layers say which: of as many as have so many ops, within bounds, and of twice as many. More
-# patience than so is hardly ever the best of many layers; two tries often are, without holding back much.
+# Graphs of few layers select the tries: of about SAMPLED ops, within bounds, and of twice as many layers.
+# More patience than PATIENT is rarely best for many layers; the two USUAL tries often are, with few
+# outstanding weight gradients.
 SAMPLED, FEWEST, MOST = 240, 3, 6
 PATIENT = 0.3
 USUAL = tuple((factor, Policy(ahead=True, fill=True, patience=0.0)) for factor in (1.75, 1.4))
 
 
 def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, batch: int) -> list[Action]:
-    """The action list of an overlap mode for micro-batches of ``batch`` sequences."""
-    if not graph.sends:  # nothing to hide: weight gradients at once, so that what they read can go
+    """Return the action list of an overlap mode for micro-batches of ``batch`` sequences."""
+    if not graph.sends:  # nothing to overlap: weight gradients run at once, which frees their operands
         return sync_order(graph)
     if overlap == "domino":
         return domino_order(graph, costs, batch)
@@ -62,7 +210,7 @@ _PLAIN: Mapping[str, Callable[[SegmentGraph], list[Action]]] = {"async": async_o
 
 @dataclass(frozen=True)
 class SegmentLists:
-    """A stage's graph, and by phase the list of its actions."""
+    """A stage's graph, and the list of actions of each phase."""
 
     graph: SegmentGraph
     phases: Mapping[Phase, Sequence[Action]]
@@ -70,8 +218,8 @@ class SegmentLists:
 
 @dataclass(frozen=True)
 class Load:
-    """The load that lists are made for: micro-batches of ``batch`` sequences of so many tokens. costs:
-    measured; None: from shapes."""
+    """The load that lists are ordered for: micro-batches of ``batch`` sequences of ``sequence``
+    tokens. costs: measured; None: estimated from shapes."""
 
     batch: int
     sequence: int
@@ -81,8 +229,8 @@ class Load:
 def segment_lists(
     model: ModelSpec, strategy: Strategy, stage: Stage, load: Load, phases: Iterable[Phase], *, backward: bool = True
 ) -> SegmentLists:
-    """The lists of a stage's phases: a function of its arguments, so that every rank makes the same.
-    backward: False to evaluate."""
+    """Return the lists of a stage's phases. They depend only on the arguments, so that every rank
+    makes the same lists. backward: False for evaluation."""
     graph = SegmentGraph.of(model, strategy, stage, backward=backward)
     costs = load.costs or segment_costs(model, strategy, batch=load.batch, sequence=load.sequence)
     return SegmentLists(
@@ -92,10 +240,10 @@ def segment_lists(
 
 
 def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[Action]:
-    """The best of a few list-scheduling policies, improved, by simulated time with collectives as measured
-    and late; the first if equal.
+    """Return the best of a few list-scheduling policies after improvement, by simulated time with
+    measured and slowed collectives. Of equally fast lists the first wins.
 
-    Where there are many layers, models of few choose the policies (``_few_tries``).
+    For graphs of many layers, graphs of few layers select the policies (``_few_tries``).
     """
     orders = _Orders(graph, costs, batch)
     if len(orders.numbered.ops) <= SEARCHED or graph.num_layers <= 2 * FEWEST:
@@ -106,13 +254,13 @@ def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[A
     return with_waits(orders.numbered, best)
 
 
-_Try = tuple[float, Policy]  # how much slower collectives are assumed to be, and how the list scheduler chooses
+_Try = tuple[float, Policy]  # assumed slowdown of collectives, and the list scheduler's policy
 _TRIES: tuple[_Try, ...] = tuple((factor, policy) for factor in ASSUMED for policy in POLICIES)
 
 
 def _tries(graph: SegmentGraph) -> list[_Try]:
-    """Tries that may differ: a slice that is alone has no other to be patient with, weight gradients fill
-    nothing in a phase that has none, and alone they leave nothing to choose."""
+    """Return the tries that can differ. A single slice needs no patience; a phase without weight
+    gradients has nothing to fill gaps with; weight gradients alone leave no choice."""
     work = PHASES[graph.phase]
     if not (work.forward or work.input_gradient):
         return list(_TRIES[:1])
@@ -121,17 +269,17 @@ def _tries(graph: SegmentGraph) -> list[_Try]:
 
 
 class _Orders:
-    """Makes and ranks orders of a graph's ops."""
+    """The search for orders of a graph's ops."""
 
     def __init__(self, graph: SegmentGraph, costs: SegmentCosts, batch: int) -> None:
         self.numbered, self.costs, self.batch = NumberedOps(graph), costs, batch
         held_back = (HELD_BACK if graph.recompute == "none" else HELD_BACK_AGAIN) * graph.p1
-        self.judge = Judge(self.numbered, [costs.late(factor) for factor in JUDGED], batch, held_back)
+        self.judge = OrderEvaluator(self.numbered, [costs.late(factor) for factor in JUDGED], batch, held_back)
         self.schedulers: dict[tuple[float, bool], ListScheduler] = {}
 
     def made(self, each: _Try, *, exact: bool = True) -> tuple[int, ...]:
-        """The order that the list scheduler makes. exact: False rounds seconds a little, so that no layer
-        differs from the others in the last digit of when it begins."""
+        """Return the list scheduler's order. exact: False rounds seconds to a coarse grid, so that
+        rounding errors make no layer's start differ from the others'."""
         key = each[0], exact
         if key not in self.schedulers:
             compute, wire = self.numbered.seconds(self.costs.late(each[0]), self.batch)
@@ -142,15 +290,15 @@ class _Orders:
         return tuple(self.schedulers[key].order(each[1]))
 
     def all_made(self, tries: Sequence[_Try]) -> Iterator[tuple[int, ...]]:
-        """The orders that the list scheduler makes. Where the first is as short as any can be, it is the
-        first of the best, too."""
+        """Yield the list scheduler's orders. If the first order is as short as possible, no other
+        is made."""
         first = self.made(tries[0])
         yield first
         if not self.judge.as_good_as_any(first):
             yield from map(self.made, tries[1:])
 
     def improved(self, ranked: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
-        """The orders, and each after moves, up to one that is as short as any can be."""
+        """Yield the orders, then each after moves, up to one that is as short as possible."""
         yield from ranked
         for order in ranked:
             yield (better := self.judge.improve(order))
@@ -158,8 +306,8 @@ class _Orders:
                 return
 
     def fastest(self, tries: Iterable[_Try]) -> Sequence[int]:
-        """The best of these, or the first that is good enough; of those equally fast the one with the fewest
-        weight gradients outstanding."""
+        """Return the fastest order of ``tries``, or the first that is good enough. Of equally fast
+        orders, the one with the fewest outstanding weight gradients wins."""
         found = list[tuple[float, int, Sequence[int]]]()
         for each in tries:
             order = self.made(each, exact=False)
@@ -170,19 +318,21 @@ class _Orders:
         return min(found)[2]
 
     def rounded(self, seconds: float) -> float:
-        """Seconds to a thousandth of what no order is shorter than."""
+        """Return seconds relative to the lower bound, rounded to a thousandth."""
         return round(seconds / self.judge.bound, 3) if self.judge.bound else seconds
 
     def ranked(self, orders: Iterable[Sequence[int]]) -> list[Sequence[int]]:
-        """Each once, by seconds, to a thousandth of the longest; equals as they come."""
+        """Return each distinct order once, by seconds rounded to a thousandth of the longest; ties
+        keep their order."""
         seconds = [(self.judge.seconds(order), order) for order in {tuple(order): None for order in orders}]
         longest = max(each for each, _ in seconds) or 1.0  # costs may all be zero
         return [order for _, order in sorted(seconds, key=lambda each: round(each[0] / longest, 3))]
 
 
 def _few_tries(orders: _Orders) -> Iterator[_Try]:
-    """Tries that are worth making of many layers: two that often are good enough, then those whose
-    seconds for few layers, and for twice as many, extrapolate to the least for all of them."""
+    """Yield tries that are worth making for many layers. First come one or two that are often good
+    enough. Then come those whose seconds for few layers, and for twice as many, extrapolate to the
+    least for all layers."""
     graph, num_ops = orders.numbered.graph, len(orders.numbered.ops)
     count = max(LEAST, min(MADE, VISITED // num_ops))
     usual = USUAL[: 1 + (count > LEAST)]
@@ -196,17 +346,18 @@ def _few_tries(orders: _Orders) -> Iterator[_Try]:
         seconds, outstanding = more.judge.seconds(found[each]), more.judge.most_outstanding(found[each])
         further = seconds - less.judge.seconds(less.made(each))
         extrapolated = seconds + further * (graph.num_layers / layers - 2)
-        if extrapolated < orders.judge.bound:  # no order is so short: this is not what layers add
+        if extrapolated < orders.judge.bound:  # below the bound: the extrapolation is wrong
             return more.rounded(seconds), outstanding
         return orders.rounded(extrapolated), outstanding
 
-    different = {order: each for each, order in reversed(found.items())}.values()  # of equals the first
+    different = {order: each for each, order in reversed(found.items())}.values()  # of equal orders the first
     promising = sorted(different, key=lambda each: (*expected(each), tries.index(each)))
     yield from [each for each in promising if each not in usual][: count - len(usual)]
 
 
 def _fewer(graph: SegmentGraph, layers: int) -> SegmentGraph:
-    """The same with so many layers, of which some are recomputed and some not if it is so in the whole."""
+    """Return the graph with ``layers`` layers, some recomputed and some not if that holds for the
+    whole graph."""
     again = graph.recomputed
     if again is not None and 0 < again < graph.num_layers:
         again = min(layers - 1, max(1, round(again * layers / graph.num_layers)))
@@ -214,7 +365,47 @@ def _fewer(graph: SegmentGraph, layers: int) -> SegmentGraph:
 
 
 def _rounded(compute: list[float], wire: list[float]) -> tuple[list[float], list[float]]:
-    """Seconds as multiples of a power of two, which are added without error."""
+    """Return seconds as multiples of a power of two, whose sums are exact."""
     last = frexp(sum(compute) + sum(wire))[1] - 48
     rounded = {each: ldexp(round(ldexp(each, -last)), last) for each in {*compute, *wire}}
     return [rounded[each] for each in compute], [rounded[each] for each in wire]
+
+
+# ---- cached lists ----
+
+
+ScaledCosts = tuple[tuple[str, float], ...]
+
+
+def known_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, batch: int) -> Sequence[Action]:
+    """Return the list of ``segment_order``, cached. Stages of equal layers share one list, and so
+    do costs that differ only by a power of two."""
+    first = 0 if graph.resampling else graph.first_layer
+    sizes = slice_sizes(batch, graph.p1)
+    alike = graph.p1 if len(set(sizes)) == 1 else batch  # with equal slices the size does not matter
+    ordered = _ordered(replace(graph, first_layer=graph.first_layer - first), overlap, *_scaled(costs), alike)
+    return [later(one, first) for one in ordered] if first else ordered
+
+
+@lru_cache(maxsize=256)
+def _ordered(
+    graph: SegmentGraph, overlap: Overlap, compute: ScaledCosts, collective: ScaledCosts, latency: float, batch: int
+) -> Sequence[Action]:
+    return segment_order(graph, overlap, SegmentCosts(dict(compute), dict(collective), latency), batch)
+
+
+def later(action: Action, layers: int) -> Action:
+    """Return the action for a stage that begins ``layers`` layers later."""
+    verb, op = action
+    return Action(verb, op._replace(layer=op.layer + layers)) if layers and op.site in LAYERS else action
+
+
+def _scaled(costs: SegmentCosts) -> tuple[ScaledCosts, ScaledCosts, float]:
+    """Return the costs in units of a power of two, by which division is exact."""
+    largest = max([*costs.compute.values(), *costs.collective.values(), costs.latency], default=0.0)
+    power = -frexp(largest)[1]
+
+    def scale(seconds: dict[str, float]) -> ScaledCosts:
+        return tuple((key, ldexp(value, power)) for key, value in seconds.items())
+
+    return scale(costs.compute), scale(costs.collective), ldexp(costs.latency, power)

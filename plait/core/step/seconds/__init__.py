@@ -1,5 +1,5 @@
-"""Seconds of products, passes, collectives and whole steps."""
+"""Predicted seconds of matrix products, memory passes, collectives and whole steps."""
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["closed_form", "costs", "experts_time", "rates", "segment_costs"]
+__all__ = ["closed_form", "costs", "rates", "shard_traffic", "sharding_costs"]

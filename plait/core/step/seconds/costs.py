@@ -1,5 +1,8 @@
-"""What the segment ops of a stage and their collectives cost on a described cluster, of the processor, of the
-links (the prices of ``op_seconds``) and of the host that launches them."""
+"""Costs of a stage's segment ops and collectives on a described cluster.
+
+Compute and network seconds come from the prices of ``op_seconds``; ``Launches`` holds the host's
+launch overhead.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,26 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import ITEMSIZE, Precision
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, Points
-from plait.core.step.columns.shapes import Shapes
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, StrategyTable
+from plait.core.step.columns.shapes import Options, Shapes
 from plait.core.step.ops import LAYERS, Dims, Kind, steps_of
 from plait.core.step.orders.overlap import Load
+from plait.core.step.orders.segment_costs import SegmentCosts
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.layer_sums import launch_seconds
 from plait.core.step.seconds.layer_time import Layer
 from plait.core.step.seconds.op_seconds import OpSeconds
-from plait.core.step.seconds.options import Options
-from plait.core.step.seconds.segment_costs import SegmentCosts
 from plait.core.step.segments import SegmentOp, Site
 
 
 def cluster_costs(
     model: ModelSpec, strategy: Strategy, load: Load, cluster: Cluster, *, precision: Precision
 ) -> SegmentCosts:
-    """Costs of a micro-batch of ``load`` on ranks of ``cluster`` under a place's ``strategy``.
+    """Return the costs of one micro-batch of ``load`` on ranks of ``cluster``. strategy: the pp
+    rank's.
 
-    Layers of a U-Transformer cost their mean over the lengths at which they work. Raises JobError where the
-    device has no peak for ``precision``.
+    A layer of a U-Transformer costs the mean over the sequence lengths of all layers. Raises
+    JobError if the device has no peak for ``precision``.
     """
     return _known_costs(model, strategy, load, _Itself(cluster), precision).costs
 
@@ -41,20 +44,21 @@ def cluster_costs(
 def cluster_launches(
     model: ModelSpec, strategy: Strategy, load: Load, cluster: Cluster, *, precision: Precision
 ) -> Launches:
-    """Seconds in which the host launches the ops of that micro-batch. Raises JobError as above."""
+    """Return the seconds the host needs to launch the ops of one micro-batch. Raises JobError like
+    ``cluster_costs``."""
     return _known_costs(model, strategy, load, _Itself(cluster), precision).launches
 
 
 @dataclass(frozen=True)
 class Launches:
-    """Seconds of the host. ops: of one op of one slice and part, by ``site.kind``; collective: of starting
-    one."""
+    """Launch overhead of the host in seconds. ops: of one op of one slice and part, by
+    ``site.kind``; collective: of starting one collective."""
 
     ops: Mapping[str, float] = field(default_factory=dict[str, float])
     collective: float = 0.0
 
     def of(self, op: SegmentOp) -> float:
-        """Of an op."""
+        """Return the launch seconds of an op; 0 if the op is unknown."""
         return self.ops.get(f"{op.site}.{op.kind}", 0.0)
 
 
@@ -68,9 +72,9 @@ class _Costs:
 
     @cached_property
     def layer(self) -> Layer:
-        """One layer of the strategy, as the closed form prices it."""
+        """One layer under the strategy, as the closed form prices it."""
         own = self.strategy
-        point = Points.of([{
+        point = StrategyTable.of([{
             "tp": own.tp, "cp": own.cp, "ring": own.ring, "sequence_parallel": int(own.sequence_parallel),
             "micro": self.load.batch, "p1": own.p1, "p2": own.p2, "overlap": OVERLAPS.index(own.overlap),
             "recompute": RECOMPUTES.index(own.recompute), "graphs": int(own.cuda_graphs is True),
@@ -79,13 +83,12 @@ class _Costs:
 
     @cached_property
     def ops(self) -> OpSeconds:
-        """Prices of its ops."""
         ((_, found),) = self.layer.structures()
         return found
 
     @cached_property
     def depth(self) -> float:
-        """Mean length of a layer's sequence, as a share of the whole."""
+        """Mean sequence length of a layer, as a fraction of the full length."""
         layers = self.model.num_layers
         return sum(0.5 ** self.model.level(layer) for layer in range(layers)) / layers
 
@@ -100,7 +103,7 @@ class _Costs:
                 compute[key] = times * _number(self.ops.compute(site, kind).seconds)
                 if sent := _number(self.ops.sent(site, kind)):
                     wire[key] = times * sent
-        for kind in (Kind.NORM, Kind.NORM_GRAD):
+        for kind in (Kind.NORM, Kind.NORM_BACKWARD):
             compute[f"leave.{kind}"] = _number(self.ops.compute("leave", kind).seconds)
         if "head.J" in wire:
             wire["leave.J"] = wire["head.J"]
@@ -108,7 +111,7 @@ class _Costs:
 
     @cached_property
     def launches(self) -> Launches:
-        """Of the host: of ops of layers alone, as in the closed form."""
+        """Launch overhead of the host; like the closed form, only for ops of layers."""
         found = dict[str, float]()
         for site, _ in self.ops.graph.segments:
             for kind in self.ops.graph.kinds(site, 0) if site in LAYERS else ():
@@ -118,7 +121,8 @@ class _Costs:
         return Launches(found, self.cluster.efficiency.host_collective.value)
 
     def _resampling(self) -> dict[str, float]:
-        """Of a U's ways down and up, at their mean length."""
+        """Return the seconds of a U-Transformer's down and up ops, at their mean length, by
+        ``site.kind``."""
         levels, hidden = self.model.levels, float(self.model.hidden)
         if not levels:
             return {}
@@ -138,7 +142,8 @@ class _Costs:
 
 
 class _Itself:
-    """A cluster that is equal to itself alone: a file's worth of numbers is not compared."""
+    """A cluster wrapper that compares and hashes by identity, so that caching does not compare a
+    file's worth of numbers."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -152,17 +157,17 @@ class _Itself:
 
 @lru_cache(maxsize=64)
 def _known_costs(model: ModelSpec, strategy: Strategy, load: Load, cluster: _Itself, precision: Precision) -> _Costs:
-    """Places of a pipeline have the same, and so have many finalists."""
+    """Return cached costs: pp ranks of a pipeline, and many finalists, share the same arguments."""
     return _Costs(model, strategy, load, cluster.cluster, precision)
 
 
 def _number(column: Any) -> float:
-    """Of a column of one point."""
+    """Return the value of an array that holds one strategy."""
     return float(np.sum(column))
 
 
 def _flat(model: ModelSpec) -> ModelSpec:
-    """The model as if all layers worked at full length."""
+    """Return the model with all layers at full sequence length."""
     if not model.levels:
         return model
     return replace(model, family="gpt", levels=0)

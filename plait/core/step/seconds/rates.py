@@ -1,14 +1,16 @@
-"""Seconds of single operations on a cluster: matrix products, attention, elementwise passes, collectives.
+"""Seconds of single operations on a cluster: matrix products, attention, elementwise passes,
+collectives.
 
-Everything takes numbers or numpy columns and gives seconds of the same shape. Peaks come from the cluster's
-datasheet figures, what of them is reached from its ``efficiency``, whose constants are fitted to measured
-steps (``plait.plan.calibrate``). Forms that few constants describe are preferred to tables: they extrapolate
-to shapes that nobody measured.
+Functions take numbers or numpy arrays and return seconds of the same shape. Peaks are the datasheet
+figures of the cluster; its ``efficiency`` is the fraction reached, with constants fitted to
+measured steps (``plan.calibrate.fit``). Formulas with few constants are preferred to tables, as
+they extrapolate to shapes that were never measured.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -24,11 +26,18 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 Seconds = NDArray[np.float64]
 
 RINGS: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "broadcast")
-"""Pass every rank of a group; all-reduces of few bytes are trees."""
+"""Collectives whose message passes through every rank of a group. All-reduces of few bytes are
+trees instead."""
+INSIDE, ACROSS = 0.8, 0.87
+"""Fraction of a link's rate that dispatch reaches, inside a node and across nodes. Sources: DeepEP
+README (commit 0297fc8): 726 to 740 of 900 GB/s on SM100. docs/legacy.md: 153 to 158 of 200 GB/s on
+H800. Over 400 Gbit/s: 43 GB/s at 16 ranks; 58 at 32 ranks, of which three quarters leave a node; 51
+at 64 ranks, of which seven eighths do."""
 
 
 def peak(cluster: Cluster, precision: Precision) -> float:
-    """FLOP/s of the device. Raises JobError where its file does not say."""
+    """Return the device's peak FLOP/s. Raises JobError if the cluster file has no peak for
+    ``precision``."""
     if precision not in cluster.device.peak:
         raise JobError(
             f"{cluster.device.name} has no peak for {precision}",
@@ -39,8 +48,8 @@ def peak(cluster: Cluster, precision: Precision) -> float:
 
 
 def matmul(cluster: Cluster, precision: Precision, m: ArrayLike, k: ArrayLike, n: ArrayLike) -> Seconds:
-    """Of one product [m, k] x [k, n]. Small results leave processors without a tile, short sums do not
-    amortise a tile's beginning and end."""
+    """Return the seconds of one product [m, k] x [k, n]. Small results leave processors without a
+    tile; short inner dimensions do not amortise a tile's prologue and epilogue."""
     m, k, n = _columns(m, k, n)
     reached = cluster.efficiency
     ideal = 2 * m * k * n / (peak(cluster, precision) * reached.matmul_in(precision).value)
@@ -48,16 +57,10 @@ def matmul(cluster: Cluster, precision: Precision, m: ArrayLike, k: ArrayLike, n
     return ideal * (1 + wave / (m * n)) * (1 + depth / k) + reached.matmul_launch.value
 
 
-def three_products(cluster: Cluster, precision: Precision, m: ArrayLike, k: ArrayLike, n: ArrayLike) -> Seconds:
-    """Of the forward's product [m, k] x [k, n], its input gradient and its weight gradient."""
-    shapes = ((m, k, n), (m, n, k), (k, m, n))
-    return sum((matmul(cluster, precision, *shape) for shape in shapes[1:]), matmul(cluster, precision, *shapes[0]))
-
-
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
-    """Attention of ``queries`` tokens to ``keys`` tokens, of each sequence and head. causal: half of the
-    scores are masked."""
+    """Attention of ``queries`` tokens to ``keys`` tokens, for each sequence and head. causal: half
+    of the scores are masked."""
 
     batch: ArrayLike
     heads: ArrayLike
@@ -70,10 +73,11 @@ class AttentionShape:
 def attention(
     cluster: Cluster, precision: Precision, shape: AttentionShape, *, backward: bool, fused: ArrayLike = True
 ) -> Seconds:
-    """Seconds of attention's core, without its projections. fused: one kernel that never writes the scores,
-    and skips what a causal mask hides; else two batched products and passes over all scores between them.
+    """Return the seconds of the attention core, without its projections.
 
-    Where products are quantised, attention computes in bf16 all the same.
+    fused: one kernel that never writes the scores and skips masked ones; otherwise two batched
+    products and passes over all scores between them. Attention runs in bf16 even if other products
+    are quantised.
     """
     b, h, q, k, d = _columns(shape.batch, shape.heads, shape.queries, shape.keys, shape.head_size)
     reached, top = cluster.efficiency, peak(cluster, unquantised(precision))
@@ -90,30 +94,31 @@ def attention(
 
 
 def memory_bound(cluster: Cluster, nbytes: ArrayLike) -> Seconds:
-    """Of passes that read and write so many bytes of the device's memory."""
+    """Return the seconds of passes that read and write ``nbytes`` of device memory."""
     (moved,) = _columns(nbytes)
     return moved / (cluster.device.memory_rate.value * cluster.efficiency.memory.value)
 
 
 def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike, stride: ArrayLike) -> Seconds:
-    """Of a collective over groups of ``ranks`` ranks, ``stride`` apart in rank order, all groups at once.
+    """Return the seconds of a collective over groups of ``ranks`` ranks that lie ``stride`` apart
+    in rank order, all groups at once.
 
-    nbytes: of the whole tensor, gathered or reduced, over all ranks of a group (send: of what one rank
-    sends). A group's ranks on one node pool their share of the node's links to others; the other ranks' share
-    is used by their own groups meanwhile. What tiers take adds up, or counts where it is most
-    (``Efficiency.tiers``).
+    nbytes: of the whole tensor, gathered or reduced, over all ranks of a group (send: bytes that
+    one rank sends). A group's ranks on one node pool their share of the node's links to other
+    nodes; the other ranks' share serves their own groups at the same time. Times of the network
+    tiers add up, or only the slowest tier counts (``Efficiency.tiers``).
     """
     whole, n, step = _columns(nbytes, ranks, stride)
-    n, step = np.maximum(n, 1), np.maximum(step, 1)  # points that are refused elsewhere
+    n, step = np.maximum(n, 1), np.maximum(step, 1)  # strategies that other checks refuse
     if not np.any(n > 1):
         return np.zeros_like(whole)
-    n = np.maximum(n, 1)  # no group at all sends as little as one rank
+    n = np.maximum(n, 1)  # an empty group sends as little as one rank
     if kind == "send":
         return _send(cluster, whole, n, step)
     at_once = cluster.efficiency.tiers == "slowest" and kind != "all_to_all"
     moved = np.zeros_like(whole)
     delay = np.zeros_like(whole)
-    pooled = np.ones_like(whole)  # ranks of a group within the tier before
+    pooled = np.ones_like(whole)  # ranks of a group within the previous tier
     for at, tier in enumerate(cluster.tiers):
         last = at == len(cluster.tiers) - 1
         within = n if last or not tier.ranks else np.minimum(n, np.maximum(1, tier.ranks // step))
@@ -136,17 +141,18 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
 
 
 def _wire(kind: Kind, whole: Seconds, n: Seconds, together: Seconds) -> Seconds:
-    """Bytes that a rank moves over one tier, of whose subgroups each has ``together`` ranks of the group."""
+    """Return the bytes that a rank moves over one tier. together: ranks of the group in each of the
+    tier's subgroups."""
     if kind == "broadcast":
         return whole / together
-    if kind == "all_to_all":  # what a rank has, but for what stays with its neighbours
+    if kind == "all_to_all":  # a rank's own tensor, without the part that stays within the subgroup
         return whole / n * (n - together) / n
     return whole * (n - together) / n / together * (2 if kind == "all_reduce" else 1)
 
 
 def _send(cluster: Cluster, nbytes: Seconds, ranks: Seconds, stride: Seconds) -> Seconds:
-    """Of ``nbytes`` to the rank ``stride`` further on: over the outermost tier that a chain of ``ranks``
-    crosses."""
+    """Return the seconds of sending ``nbytes`` to the rank ``stride`` further on, over the
+    outermost tier that a chain of ``ranks`` ranks crosses."""
     seconds = np.zeros_like(nbytes)
     inner = 1
     for at, tier in enumerate(cluster.tiers):
@@ -158,8 +164,9 @@ def _send(cluster: Cluster, nbytes: Seconds, ranks: Seconds, stride: Seconds) ->
     return np.where(ranks > 1, seconds, 0.0)
 
 
-def together(cluster: Cluster, compute: ArrayLike, communication: ArrayLike) -> Seconds:
-    """Seconds until both are done when they run side by side, each slowing the other as long as both run."""
+def overlapped(cluster: Cluster, compute: ArrayLike, communication: ArrayLike) -> Seconds:
+    """Return the seconds until computation and communication are both done if they run
+    concurrently. Each slows the other while both run."""
     busy, sent = _columns(compute, communication)
     k_c, k_m = cluster.efficiency.slow_computation.value, cluster.efficiency.slow_communication.value
     outlasts = busy * k_c >= sent * k_m  # computation ends last
@@ -167,13 +174,13 @@ def together(cluster: Cluster, compute: ArrayLike, communication: ArrayLike) -> 
 
 
 def rate_of(tier: Tier, ranks: Any) -> Any:
-    """Bytes per second that a rank in a group of so many of a tier's ranks has: all of the rate unless every
-    pair has a link of its own."""
+    """Return the bytes per second of a rank in a group of ``ranks`` of the tier's ranks: the full
+    rate, or less if every pair of ranks has its own link."""
     return tier.rate.value * (np.maximum(1, np.asarray(ranks) - 1) / (tier.ranks - 1) if tier.mesh else 1.0)
 
 
 def latency(cluster: Cluster, tier: int) -> float:
-    """Seconds of a collective of two ranks over a tier, however little is sent."""
+    """Return the seconds of a collective of two ranks over a tier with an empty message."""
     return cluster.tiers[tier].latency.value * _links(cluster, tier).latency.value
 
 
@@ -182,6 +189,50 @@ def _links(cluster: Cluster, tier: int) -> Links:
 
 
 def _columns(*values: ArrayLike) -> list[Seconds]:
-    """As float columns of one shape."""
+    """Return the values as float arrays of one shape."""
     arrays: list[Any] = [np.asarray(value, dtype=np.float64) for value in values]
     return list(np.broadcast_arrays(*arrays))
+
+
+# ---- dispatch that sends each token once ----
+
+
+def expected_parts(parts: Any, experts: Any, per_token: Any) -> Any:
+    """Return to how many of ``parts`` equal parts of the experts a token goes, on average.
+    per_token: experts per token; a fraction if tokens are dropped.
+
+    Divide E experts into m equal parts. A part holds none of a token's k distinct experts with
+    probability C(E - E/m, k) / C(E, k). The token is sent to all other parts.
+
+    >>> [round(float(expected_parts(*each)), 2) for each in ((8, 8, 2), (8, 64, 8), (1, 8, 2))]
+    [2.0, 5.43, 1.0]
+    """
+    parts, experts, chosen = (np.asarray(value, dtype=np.float64) for value in (parts, experts, per_token))
+    others = experts - experts / parts
+    missed: list[Any] = [
+        1 - np.clip(chosen - one, 0, 1) * (1 - np.maximum(0, others - one) / np.maximum(1, experts - one))
+        for one in range(int(np.ceil(np.max(chosen, initial=0))))
+    ]
+    return parts * (1 - prod(missed, start=1.0))
+
+
+def dispatch(cluster: Cluster, row: Any, ranks: Any, stride: Any, *, experts: Any, per_token: Any) -> Seconds:
+    """Return the seconds of sending tokens, or their experts' results back, over groups of
+    ``ranks`` ranks ``stride`` apart. row: bytes of all tokens of a rank, each counted once.
+
+    A token is sent once to every node that holds one of its experts, and forwarded there once to
+    every such rank (DeepEP; DeepSeek-V3, section 3.2.2; NVIDIA's HybridEP). NCCL instead sends it
+    once per expert. Tiers work concurrently on successive tokens, so the slowest tier decides. A
+    message for a part of a group arrives at one rank of the part, which forwards it to the others
+    over the inner links.
+    """
+    row, n, step = (np.asarray(value, dtype=np.float64) for value in (row, np.maximum(1, ranks), np.maximum(1, stride)))
+    longest, delay, pooled = np.zeros_like(row * n), np.zeros_like(row * n), np.ones_like(n)
+    for at, tier in enumerate(cluster.tiers):
+        last = at == len(cluster.tiers) - 1
+        within = n if last or not tier.ranks else np.minimum(n, np.maximum(1, tier.ranks // step))
+        moved = row * expected_parts(n / pooled, experts, per_token) * (1 - pooled / within)
+        longest = np.maximum(longest, moved / (rate_of(tier, within) * (ACROSS if at else INSIDE)))
+        delay = delay + latency(cluster, at) * np.log2(within / pooled)
+        pooled = within
+    return np.where(n > 1, longest + delay, 0.0)

@@ -1,10 +1,11 @@
-"""What a step's end adds in closed form: gradients to their owners and new parameters back, as far as nothing
-hides them.
+"""Exposed seconds of sharding in a micro-batch and at a step's end: gradients to their owners, new
+parameters back.
 
-Half of what is sent can run beside the last backward, the other half beside the first forward. Stages that
-run lists (``Options.in_lists``) sum gradients within the list of the last backward. There the stages before
-wait for what that takes longer, as it sends their gradients last: where nothing is hidden for all sums, else
-for computation that is slowed down and for collectives that share their links with sums.
+Half of the end's traffic can overlap with the last backward, the other half with the first forward.
+Stages that run instruction lists (``Options.in_lists``) reduce gradients within the list of the
+last backward. It sends the gradients for earlier stages last, so earlier stages wait for its delay.
+If nothing is hidden, the delay is all reductions; else slowed computation, and collectives that
+share links with reductions.
 """
 
 from __future__ import annotations
@@ -15,183 +16,255 @@ from typing import Any
 
 import numpy as np
 
+from plait.core.step.columns.points import StrategyTable, column
 from plait.core.step.seconds import rates
-from plait.core.step.seconds.micro_batch import MicroBatchSeconds
+from plait.core.step.seconds.layer_time import Layer
+from plait.core.step.seconds.layer_work import FULL
 from plait.core.step.seconds.op_seconds import Priced
-from plait.core.step.seconds.owners import Owners
-from plait.core.step.seconds.pipeline_time import INTERLEAVED, ZB_V
 from plait.core.step.seconds.rates import Seconds
-from plait.core.step.seconds.shard_sent import HIDE_BACKWARD, HIDE_FORWARD
-from plait.core.step.seconds.shard_time import ShardTime
+from plait.core.step.seconds.shard_traffic import HIDE_BACKWARD, HIDE_FORWARD
+from plait.core.step.seconds.sharding_costs import ShardingCosts
 
 TINY = 1e-30
+BUFFERS = 4
+"""Number of buffers for unsharded gradients of layers."""
 
 
 @dataclass(frozen=True)
 class StepEnd:
-    """Of points. late_backward: by how much the host takes longer to launch a layer's backward than that
-    takes, with what is computed again."""
+    """Exposed seconds of sharding. priced: the strategies on their cluster. batch, owners: results
+    that strategies share."""
 
-    sharding: ShardTime
-    late_backward: Seconds
-
-    @property
-    def asked(self) -> Priced:
-        """The points."""
-        return self.sharding.asked
+    priced: Priced
+    batch: Layer
+    owners: ShardingCosts
 
     @property
-    def batch(self) -> MicroBatchSeconds:
-        """What their micro-batches take."""
-        return self.sharding.batch
+    def points(self) -> StrategyTable:
+        """The strategies."""
+        return self.priced.points
+
+    @cached_property
+    def again(self) -> Seconds:
+        """Fraction of a stage's layers that are recomputed."""
+        stage, limit = self.owners.inner / self.points.virtual, self.points.recompute_layers
+        return np.where(limit < 0, 1.0, np.minimum(1, limit / stage))
+
+    @cached_property
+    def in_lists(self) -> Any:
+        """True if stages run instruction lists."""
+        return np.asarray(self.priced.options.in_lists)
+
+    @cached_property
+    def split(self) -> Any:
+        """True if gradients are reduced in an instruction list of weight gradients alone."""
+        return column("splits", self.points.schedule) & self.in_lists
+
+    @cached_property
+    def turns(self) -> Any:
+        """True if the first pp rank holds the last stage."""
+        return column("turns", self.points.schedule) & (self.points.pp > 1)
+
+    @cached_property
+    def hides(self) -> Any:
+        """True if instruction lists hide reductions; only for models that can be trained in
+        lists."""
+        return self.priced.listed & HIDE_BACKWARD[self.points.shard_overlap]
+
+    @cached_property
+    def flows(self) -> Any:
+        """True if a list's reductions may overlap with the next list: no parameter gathers are
+        queued behind them."""
+        return self.hides & (self.points.grads > 1) & (self.points.params == 1)
+
+    # ---- a micro-batch ----
 
     @property
-    def owners(self) -> Owners:
-        """What their ends take."""
-        return self.sharding.owners
+    def _done(self) -> Seconds:
+        """Fraction of a list's reductions that are done, and out of their buffers, when the list
+        ends."""
+        return 1 - np.minimum(1, BUFFERS / (2 * self.owners.inner))
 
-    def seconds(self) -> Seconds:
-        """Exposed in all."""
-        apart = self.asked.points.schedule != ZB_V  # whose first place has both ends of the model
-        return self._down() + self._up() + self.owners.ends * apart
+    @cached_property
+    def _backward(self) -> Seconds:
+        return self.batch.backward_total + self.again * (self.batch.again + self.batch.sent_again)
+
+    @cached_property
+    def _summing(self) -> Seconds:
+        """Computation of one layer in the list that reduces gradients, in seconds."""
+        return np.where(self.split, self.batch.weight_gradients, self._backward)
+
+    @cached_property
+    def exposed(self) -> Seconds:
+        """Exposed seconds of one layer's gathers and reductions."""
+        batch = self.batch
+        listed = self._together(self._summing, batch.reduced * self._done) - self._summing
+        whole = batch.reduced - (
+            batch.forward_total + batch.backward_total
+        )  # no micro-batch is shorter than its communication
+        gathered = batch.shard_forward + self._gathering(batch.reduced)
+        gathered = np.where(self.hides & (self.points.params > 1), gathered, self.sharding)
+        return np.where(self.flows, np.maximum(listed, whole), gathered)
 
     @property
-    def first_sums(self) -> Seconds:
-        """Of zb-v, exposed at the first place: a step does not wait for those that run while backwards of
-        others are waited for. 0 of other schedules."""
-        return np.where(self._turns & ~self._hides, self.owners.down, 0.0)
+    def sharding(self) -> Seconds:
+        """Seconds of one layer's gathers and reductions that its own forward and backward do not
+        hide."""
+        return self.batch.shard_forward + self.batch.shard_backward
 
-    @property
-    def other_sums(self) -> Seconds:
-        """The same at another place."""
-        pp = np.maximum(2, self.asked.points.pp)
-        return self.first_sums * np.maximum(0, pp * self.owners.evenness - 1) / (pp - 1)
+    def _gathering(self, sent: Seconds) -> Seconds:
+        """Return the exposed seconds in the backward of a layer whose parameters are gathered.
+        sent: seconds of gathers and reductions. A recomputed layer gathers attention's parameters
+        first, which waits for less."""
+        own = self._backward
+        core = self.batch.attention_backward + self.again * self.batch.attention_again
+        chain = np.where(self.points.recompute == FULL, 0.0, self.priced.model.mlp_share * (own - core + sent))
+        return np.maximum(self._together(own, sent), chain) - own
+
+    def head_sums(self, late: Seconds) -> Seconds:
+        """Return the exposed seconds of reducing the head's gradient, which comes first in a
+        backward. late: seconds by which the host is late per layer of the list."""
+        batch, layers, head = self.batch, self.owners.last, self.batch.head_backward / (1 + self.split)
+        more = self._together(layers * self._summing + head, layers * batch.reduced * self._done + batch.edge) - head
+        more = more - layers * (self._summing + self.exposed + np.maximum(0, late))
+        return np.where(self.flows, np.clip(more, 0, batch.edge), 0.0)
+
+    @cached_property
+    def behind(self) -> Seconds:
+        """Seconds of launching a layer's backward, with recomputation, beyond the seconds that the
+        backward takes."""
+        return self.batch.late_backward + self.sharding - self.exposed + self.again * self.batch.late_again
+
+    # ---- the end ----
+
+    def end_seconds(self) -> Seconds:
+        """Return all exposed seconds at a step's end. Summing tied weights' gradients costs nothing
+        in zb-v, whose first pp rank holds both ends of the model."""
+        down = np.where(self._hides_down, self._hidden_sums(), self._exposed_sums())
+        return down + self._up() + self.owners.ends * ~column("turns", self.points.schedule)
+
+    def turned_sums(self) -> tuple[Seconds, Seconds]:
+        """Return (first pp rank, other pp ranks): zb-v's exposed reductions in seconds; 0 for other
+        schedules. A step does not wait for reductions that run while a pp rank waits for other pp
+        ranks' backwards."""
+        pp = np.maximum(2, self.points.pp)
+        first = np.where(self._turned & ~self._hides_down, self.owners.down, 0.0)
+        return first, first * np.maximum(0, pp * self.owners.evenness - 1) / (pp - 1)
 
     @property
     def _late(self) -> Any:
-        return np.asarray(self.asked.options.sums_late)
+        return np.asarray(self.priced.options.sums_late)
 
     @property
-    def _in_lists(self) -> Any:
-        return np.asarray(self.asked.options.in_lists)
-
-    @cached_property
-    def _layers(self) -> Seconds:
-        """Of how many layers' passes a place computes beside its sums, which end when the last micro-batch
-        does. Interleaved stages end one after the other, a round of micro-batches between two."""
-        points = self.asked.points
-        stages, each = np.maximum(points.virtual, 1), np.minimum(points.pp, points.num_micro)
-        rounds = (points.schedule == INTERLEAVED) & ~self._queued
-        last = np.where(rounds, (1 + each * (stages - 1)) / stages, 1.0)
-        return self.owners.inner * last
+    def _turned(self) -> Any:
+        """True if a pp rank's first stage ends long after its second one."""
+        return self.turns & self.in_lists
 
     @property
     def _queued(self) -> Any:
-        """Whether layers wait for all that was sent before, behind which parameters are gathered for them."""
-        return self._in_lists & (self.asked.points.params > 1)
+        """True if layers wait for all earlier transfers, behind which their parameter gathers are
+        queued."""
+        return self.in_lists & (self.points.params > 1)
 
-    @property
-    def _split(self) -> Any:
-        return self.sharding.split
+    @cached_property
+    def _layers(self) -> Seconds:
+        """Number of layers whose passes a pp rank computes while its reductions run, which end with
+        the last micro-batch. Interleaved stages end one after another, a round of micro-batches
+        apart."""
+        points = self.points
+        stages, each = np.maximum(points.virtual, 1), np.minimum(points.pp, points.num_micro)
+        rounds = column("circles", points.schedule) & ~self._queued
+        return self.owners.inner * np.where(rounds, (1 + each * (stages - 1)) / stages, 1.0)
 
     @cached_property
     def _host(self) -> Seconds:
-        """What the host is late in a layer's part of the list with the sums, unless something gives it
-        time."""
-        return np.maximum(0, np.where(self._split, self.batch.late_weights, self.late_backward))
+        """Seconds by which the host is late per layer of the list with reductions, unless other
+        waits give it time."""
+        return np.maximum(0, np.where(self.split, self.batch.late_weights, self.behind))
 
-    def _down(self) -> Seconds:
-        """Of gradients."""
-        return np.where(self._hides, self._hidden_sums(), self._exposed_sums())
-
-    @property
-    def _hides(self) -> Any:
-        points = self.asked.points
+    @cached_property
+    def _hides_down(self) -> Any:
+        points = self.points
         return HIDE_BACKWARD[points.shard_overlap] & ~(self._late & ((points.optim == 1) | (points.pp > 1)))
 
+    @property
+    def _chained(self) -> Any:
+        """True if reductions lengthen the list whose result the previous stage waits for."""
+        return self.in_lists & ~self.split & ~self._late
+
     def _exposed_sums(self) -> Seconds:
-        """Waited for: that gives the host time."""
+        """Return the seconds of reductions that nothing hides. Waiting for them gives the host
+        time."""
         owned, spare = self.owners, self.owners.inner * self._host
         own = np.maximum(0, owned.down - spare)
-        every = self.asked.points.pp * np.maximum(0, owned.down * owned.evenness - spare)
+        every = self.points.pp * np.maximum(0, owned.down * owned.evenness - spare)
         return np.where(self._chained, np.maximum(own, every), own)
 
     def _hidden_sums(self) -> Seconds:
-        """Beside backwards. For other places' a place waits as long as sums run beside the last ones; all of
-        what is exposed, if gathers of parameters wait behind it."""
-        batch, owned = self.batch, self.owners
-        each = np.where(self._split, batch.weight_gradients, batch.back) + self._host
+        """Return the exposed seconds of reductions that overlap with backwards.
+
+        A pp rank also waits for other pp ranks, as long as their reductions overlap with their last
+        backwards; or for all of their exposed seconds, if parameter gathers are queued behind
+        reductions.
+        """
+        batch, owned, met = self.batch, self.owners, self._met()
+        each = np.where(self.split, batch.weight_gradients, batch.backward_total) + self._host
         busy, last = self._layers * each, owned.inner * each
-        more = np.where(self._turns, self._turned(each), self._more(busy, self._layers, owned.down))
-        slowed = np.minimum(more, last * (self.asked.cluster.efficiency.slow_computation.value - 1))
-        slowed = np.maximum(slowed, self._held(last))
+        more = np.where(self._turned, self._turned_more(each), self._more(busy, self._layers, owned.down))
+        slowed = np.minimum(more, last * (self.priced.cluster.efficiency.slow_computation.value - 1))
+        # If gradients are unsharded in buffers, all except the buffered ones are sent before the list ends.
+        sent = owned.down * owned.evenness + owned.inner * batch.reduced
+        slowed = np.maximum(slowed, np.where(self.flows, np.maximum(0, sent * self._done - last), 0.0))
         slowed = np.where(self._queued, more * owned.evenness, slowed)
-        met, met_last = (self._met * np.minimum(some, owned.down) for some in (busy, last))
-        others = np.maximum(0, slowed + met_last - owned.inner * self._host)
-        return more + met + self._others * others
+        others = np.maximum(0, slowed + met * np.minimum(last, owned.down) - owned.inner * self._host)
+        return more + met * np.minimum(busy, owned.down) + (self.points.pp - 1) * self._chained * others
 
     def _more(self, busy: Seconds, layers: Seconds, sent: Seconds) -> Seconds:
-        """What sending adds at the end to what so many layers compute meanwhile."""
-        other = layers * self.batch.reduced
-        flown = rates.together(self.asked.cluster, busy, other + self.batch.edge + sent) - busy
-        flown = np.maximum(0, flown - layers * self.sharding.exposed)
-        own, shard = self.batch.reduced, self.sharding
-        queued = layers * np.maximum(0, shard.backward(own + sent / layers) - shard.backward(own) - self._host)
-        beside = np.where(shard.gathers, queued, self._beside(busy, other, sent))
-        return np.where(shard.flows, flown, beside)
+        """Return the seconds that reductions at a step's end add to computation. busy, layers: the
+        concurrent computation, in seconds and in layers."""
+        own = self.batch.reduced
+        other = layers * own
+        flown = np.maximum(0, self._together(busy, other + self.batch.edge + sent) - busy - layers * self.exposed)
+        queued = np.maximum(0, self._gathering(own + sent / layers) - self._gathering(own) - self._host)
+        gathers = self.hides & (self.points.params > 1)
+        return np.where(self.flows, flown, np.where(gathers, layers * queued, self._slowdown(busy, other, sent)))
 
-    @property
-    def _turns(self) -> Any:
-        """Whether a place's first stage ends when its second one has long ended."""
-        return (self.asked.points.schedule == ZB_V) & (self.asked.points.pp > 1) & self._in_lists
+    def _turned_more(self, each: Seconds) -> Seconds:
+        """Return ``_more`` for zb-v. each: seconds of one layer's list.
 
-    def _turned(self, each: Seconds) -> Seconds:
-        """Of zb-v: sums of the first stage have its last weight gradients beside them; those of both stages
-        have what the first one computes until then, too. each: seconds of a layer's list."""
-        points, owned, half = self.asked.points, self.owners, self.owners.inner / 2
-        behind = self.batch.back + np.maximum(0, self.late_backward)
+        The first stage's reductions overlap with its last weight gradients. Both stages' reductions
+        also overlap with all that the first stage computes until then.
+        """
+        points, owned, half = self.points, self.owners, self.owners.inner / 2
+        behind = self.batch.backward_total + np.maximum(0, self.behind)
         meanwhile = half * (each + np.minimum(points.pp, points.num_micro) * behind)
         first = self._more(half * each, half, owned.down / 2)
         return np.maximum(first, self._more(meanwhile, owned.inner, owned.down))
 
-    def _held(self, last: Seconds) -> Seconds:
-        """What the last backward of a place takes longer where gradients are whole in buffers: all but those
-        that buffers hold are sent before the list ends."""
-        owned = self.owners
-        sent = owned.down * owned.evenness + owned.inner * self.batch.reduced
-        return np.where(self.sharding.flows, np.maximum(0, sent * self.sharding.done - last), 0.0)
-
     def _up(self) -> Seconds:
-        """Of new parameters, with which a forward and its host begin."""
-        batch, owned, points = self.batch, self.owners, self.asked.points
-        hides = HIDE_FORWARD[points.shard_overlap] & ~(self._late & (points.params == 1))
-        hides &= ~self._queued
-        busy = self._layers * (batch.ahead + np.maximum(0, batch.late_forward))
-        return np.where(hides, self._beside(busy, self._layers * batch.gathered, owned.up), owned.up)
+        """Return the exposed seconds of gathering new parameters, at the beginning of a forward and
+        of its launches."""
+        batch, owned, points = self.batch, self.owners, self.points
+        hides = HIDE_FORWARD[points.shard_overlap] & ~(self._late & (points.params == 1)) & ~self._queued
+        busy = self._layers * (batch.forward_total + np.maximum(0, batch.late_forward))
+        return np.where(hides, self._slowdown(busy, self._layers * batch.gathered, owned.up), owned.up)
 
-    def _beside(self, busy: Seconds, other: Seconds, sent: Seconds) -> Seconds:
-        """What sending adds to what runs beside it. other: what sharding sends there, too."""
-        cluster = self.asked.cluster
-        return rates.together(cluster, busy, other + sent) - rates.together(cluster, busy, other)
+    def _together(self, busy: Seconds, sent: Seconds) -> Seconds:
+        return rates.overlapped(self.priced.cluster, busy, sent)
 
-    @property
-    def _chained(self) -> Any:
-        """Whether sums lengthen the list that hands a gradient on."""
-        return self._in_lists & ~self._split & ~self._late
+    def _slowdown(self, busy: Seconds, other: Seconds, sent: Seconds) -> Seconds:
+        """Return the slowdown of computation while a transfer runs, in seconds. other: seconds that
+        sharding sends at the same time."""
+        return self._together(busy, other + sent) - self._together(busy, other)
 
-    @property
-    def _others(self) -> Any:
-        """How many other places' last backwards, with their sums, are waited for."""
-        return (self.asked.points.pp - 1) * self._chained
-
-    @property
     def _met(self) -> Seconds:
-        """Of a backward, the share of exposed collectives that use the links of sums: both then take twice as
-        long."""
-        points, batch, cluster = self.asked.points, self.batch, self.asked.cluster
-        links = cluster.tier_of(points.tp * points.replicas)
-        some: list[tuple[Seconds, Any]] = [(batch.tp, points.tp), (batch.cp, points.tp * points.cp)]
-        same = np.sum([sent * (cluster.tier_of(ranks) == links) for sent, ranks in some], axis=0)
-        every = np.maximum(batch.tp + batch.cp + batch.ep, TINY)
-        met: Seconds = (batch.back - batch.backward) * same / every / np.maximum(batch.back + self._host, TINY)
+        """Return the fraction of a backward in which exposed collectives share links with
+        reductions: both then take twice as long."""
+        points, batch, tier_of = self.points, self.batch, self.priced.cluster.tier_of
+        links = tier_of(points.tp * points.replicas)
+        same = batch.tp * (tier_of(points.tp) == links) + batch.cp * (tier_of(points.tp * points.cp) == links)
+        every = np.maximum(batch.tp + batch.cp + batch.ep_forward, TINY)
+        met: Seconds = (
+            (batch.backward_total - batch.backward) * same / every / np.maximum(batch.backward_total + self._host, TINY)
+        )
         return np.where(self._chained, met, 0.0)

@@ -43,13 +43,6 @@ def test_packed_and_plain_are_the_same(pack: Callable[[bytes], bytes]) -> None:
 
 
 @PACKERS
-def test_what_unpacks_to_more_than_the_limit_is_refused_early(pack: Callable[[bytes], bytes]) -> None:
-    with pytest.raises(ValueError, match="stream holds more than 1000 bytes"):
-        unpacked(pack(bytes(1 << 24)), limit=1000)
-    assert unpacked(pack(bytes(1000)), limit=1000) == bytes(1000)
-
-
-@PACKERS
 def test_a_stream_that_is_cut_off_is_damaged(pack: Callable[[bytes], bytes]) -> None:
     packed = pack(os.urandom(4000))
     with pytest.raises(ValueError, match="damaged"):
@@ -152,7 +145,7 @@ def test_a_key_may_stand_twice_only_where_nobody_minds(tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text(text)
     assert parse_table(text)["b"]["c"] == read_table(tmp_path / "table.json")["b"]["c"] == 4
     for read in (lambda: parse_table(text, unique=True), lambda: read_table(tmp_path / "table.json", unique=True)):
-        with pytest.raises(ValueError, match="the key 'c' stands twice"):
+        with pytest.raises(ValueError, match="the key 'c' occurs twice"):
             read()
     assert parse_table('{"a": 1, "b": {"a": 2}}', unique=True) == {"a": 1, "b": {"a": 2}}
 

@@ -1,4 +1,5 @@
-"""Files with a version and a hash: what is read is what was written, or an error that says what is wrong."""
+"""Files with a version and a hash: what is read is what was written, or an error that says what is
+wrong."""
 
 from __future__ import annotations
 

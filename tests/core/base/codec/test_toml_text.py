@@ -92,7 +92,7 @@ def test_a_file_that_nobody_has_written_by_hand_is_refused_unread(tmp_path: Path
     file.write_text("#" * LARGEST)
     assert read_toml(file) == {}
     file.write_text("#" * (LARGEST + 1))
-    with pytest.raises(JobError, match=r"it has 1048577 bytes; at most 1048576 are read\. Leave out"):
+    with pytest.raises(JobError, match=r"it has 1048577 bytes; at most 1048576 are read\. Shorten"):
         read_toml(file)
 
 
@@ -153,8 +153,9 @@ def test_the_key_of_a_line_that_is_wrong_is_named_where_it_has_one(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "cure"),
     [
-        ("a = 1\na = 2", "Say it once."), ("[a]\n[a]", "Say it once."), ("a = 1\n[a]", "Say it once."),
-        ("[a]\nb = 1\n[[a]]", "Say it once."), ("a = {}\na.b = 1", "Say it once."),
+        ("a = 1\na = 2", "Define each name once."), ("[a]\n[a]", "Define each name once."),
+        ("a = 1\n[a]", "Define each name once."),
+        ("[a]\nb = 1\n[[a]]", "Define each name once."), ("a = {}\na.b = 1", "Define each name once."),
         ("a = word", 'Text needs quotes, as in name = "value".'), ("a =", 'Text needs quotes, as in name = "value".'),
         ("a = [", "Close what is opened, a bracket or a quote."), ("a = \"\"\"x", "Close what is opened, a bracket"),
         ("a = " + "[" * 2000, "Close what is opened, a bracket or a quote."),

@@ -35,7 +35,7 @@ def test_values_are_those_of_json(text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: 1\nb: 2\na: 3", "line 1: not valid YAML: a key stands twice"),
+        ("a: 1\nb: 2\na: 3", "line 1: not valid YAML: a key occurs twice"),
         ("a: [*b]", "aliases"),
         ("&a [*a]", "aliases"),
         ("[" * 60_000, "nested too deeply"),

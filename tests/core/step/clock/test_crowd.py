@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.cluster.hardware import Cluster
-from plait.core.step.columns.points import SCHEDULES, Points
+from plait.core.step.columns.points import SCHEDULES, StrategyTable
 from plait.core.step.seconds.closed_form import step_seconds
-from plait.plan.simulate import simulate_plan
+from plait.plan.search.simulate import simulate_plan
 from tests.plan.machines import SPEC, cluster, pipelined
 
 ALONE: dict[str, float] = {
@@ -37,10 +37,7 @@ def test_places_that_take_turns_have_all_processors_in_their_turn() -> None:
     assert seconds("1f1b", 4, 1, 4.0) == pytest.approx(seconds("1f1b", 4, 1, 1.0) / 4, rel=0.05)
 
 
-def test_ranks_that_all_compute_are_as_fast_as_measured() -> None:
-    assert seconds("1f1b", 1, 4, 4.0, dp=4) == seconds("1f1b", 1, 4, 1.0, dp=4)
-
-
+@settings(max_examples=20)
 @given(
     name=st.sampled_from(["1f1b", "gpipe", "zb-h1", "zb-v"]),
     places=st.sampled_from([1, 2, 4]),
@@ -55,19 +52,12 @@ def test_no_processor_does_more_than_it_can(name: str, places: int, micro_batche
     assert shared.seconds >= max(busy, alone.seconds / crowd) * (1 - 1e-6)
 
 
-def test_links_do_not_become_faster() -> None:
-    plan = pipelined("1f1b", 2, 1)
-    slow = cluster("lab", rates=1e-3, **ALONE).model_copy(update={"crowd": 2.0})
-    sent = simulate_plan(plan, slow.model_copy(update={"crowd": 1.0}))
-    assert simulate_plan(plan, slow).seconds > sent.seconds - sent.exposed["compute"] - sent.exposed["idle"]
-
-
 def test_the_closed_form_says_the_same_of_pipelines() -> None:
     """That a place waits costs nothing as long as the processors are busy."""
 
     def closed(crowd: float, micro_batches: int) -> Any:
         point = {"pp": 4, "num_micro": micro_batches, "schedule": SCHEDULES.index("1f1b")}
-        return step_seconds(SPEC, Points.of([point]), crowded(crowd), sequence=32, precision="fp32")
+        return step_seconds(SPEC, StrategyTable.of([point]), crowded(crowd), sequence=32, precision="fp32")
 
     few, many = closed(2.0, 1), closed(2.0, 64)
     assert few.total == pytest.approx(closed(1.0, 1).total / 2, rel=0.05)

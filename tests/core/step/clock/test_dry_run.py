@@ -8,8 +8,8 @@ import pytest
 
 from plait.core.base.errors import ScheduleError
 from plait.core.base.pictures import Bar
-from plait.core.step.clock.dry_run import PipelineCosts, dry_run, peak_activations, rank_peaks
-from plait.core.step.schedules import Shape, generate, parse_schedule, whole_steps
+from plait.core.step.clock.pipeline_clock import PipelineCosts, dry_run, peak_activations, rank_peaks
+from plait.core.step.schedules import parse_schedule, whole_steps
 
 
 def test_bars_are_computations_by_rank_and_transfers_that_take_time() -> None:
@@ -75,23 +75,6 @@ def test_bars_of_transfers_stand_by_who_sends_to_whom_and_when() -> None:
     rows = ["0 > 1", "1 > 0", "1 > 2", "2 > 1"]
     assert [row for row, _ in moves] == [row for row in rows for _ in range(2)]
     assert moves == sorted(moves)
-
-
-def test_rows_of_ranks_stand_in_the_order_of_ranks() -> None:
-    """Also of more than ten."""
-    schedule = generate("gpipe", Shape(ranks=12, micro_batches=2))
-    bars = dry_run(schedule, PipelineCosts.uniform(12, 1.0, 1.0, 0.5)).bars()
-    assert list(dict.fromkeys(bar.row for bar in bars)) == [f"rank {rank}" for rank in range(12)]
-    assert [bar.label for bar in bars if bar.row == "rank 10"] == ["F0", "F1", "B0", "B1"]
-
-
-def test_second_stages_of_a_rank_have_small_letters() -> None:
-    schedule = generate("zb-v", Shape(ranks=2, micro_batches=1, chunks=2))
-    bars = dry_run(schedule, PipelineCosts.uniform(4, 1.0, 1.0, 0.5)).bars()
-    assert [(bar.row, bar.label) for bar in bars] == [
-        (f"rank {rank}", label) for rank in (0, 1) for label in ("F0", "f0", "i0", "w0", "I0", "W0")
-    ]
-    assert {bar.kind for bar in bars} == {"forward", "input gradients", "weight gradients"}
 
 
 def test_a_whole_step_takes_all_its_parts_and_keeps_one_micro_batch_alive() -> None:

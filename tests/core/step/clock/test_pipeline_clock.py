@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.base.errors import ScheduleError
-from plait.core.step.clock.dry_run import PipelineCosts, Transfers, dry_run
+from plait.core.step.clock.pipeline_clock import PipelineCosts, Transfers, dry_run
 from plait.core.step.schedule import Op, Schedule, ends, with_edges, with_transfers
 from plait.core.step.schedules import GENERATORS, Shape, generate
 
@@ -18,8 +18,8 @@ Moments = dict[Op, tuple[float, float]]
 
 
 def solved(schedule: Schedule, costs: PipelineCosts, transfers: Transfers) -> Moments | None:
-    """When every op begins and ends, transfers under both ends: the least times that no rule forbids. None
-    where ops wait for each other."""
+    """When every op begins and ends, transfers under both ends: the least times that no rule
+    forbids. None where ops wait for each other."""
     found: Moments = {}
     ops = [op for ops in schedule.ranks for op in ops]
     before = {op: other for ops in schedule.ranks for other, op in zip((None, *ops), ops, strict=False)}

@@ -10,10 +10,9 @@ from plait.core.cluster.hardware import Cluster
 from plait.core.cluster.network import Network
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
-from plait.core.step.clock.placed_prices import PlacedPrices
-from plait.core.step.clock.prices import ClusterPrices
+from plait.core.step.clock.prices import ClusterPrices, PlacedPrices
 from plait.plan.make import make_plan
-from plait.plan.simulate import PlacedOn, simulate_plan
+from plait.plan.search.simulate import PlacedOn, simulate_plan
 
 PUBLISHED = Network(rate=1e9, collective_loss=0.17, p2p_loss=0.7)
 CORE = replace(PUBLISHED, core=1e6)
@@ -120,8 +119,8 @@ def test_a_step_is_longer_the_more_it_crosses() -> None:
 
 def test_places_of_a_kind_whose_groups_lie_alike_share_their_lists() -> None:
     plan = plan_of(dp=2, pp=2)
-    assert prices(plan, (0, 1, 2, 3)).alike(0) == prices(plan, (0, 1, 2, 3)).alike(1)
-    assert prices(plan, (0, 1, 1, 1)).alike(0) != prices(plan, (0, 1, 1, 1)).alike(1)
+    assert prices(plan, (0, 1, 2, 3)).cost_class(0) == prices(plan, (0, 1, 2, 3)).cost_class(1)
+    assert prices(plan, (0, 1, 1, 1)).cost_class(0) != prices(plan, (0, 1, 1, 1)).cost_class(1)
 
 
 def test_inside_a_minipod_the_slowest_tier_counts_for_placed_ranks_too() -> None:

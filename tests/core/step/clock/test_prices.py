@@ -1,4 +1,5 @@
-"""What a simulated step asks of a machine: a described cluster's seconds, or a plan's own proportions."""
+"""What a simulated step asks of a machine: a described cluster's seconds, or a plan's own
+proportions."""
 
 from __future__ import annotations
 
@@ -15,9 +16,7 @@ from plait.core.step.orders.overlap import Load
 from plait.core.step.schedules import Shape, find_schedule
 from plait.core.step.seconds import rates
 from plait.core.step.seconds.costs import cluster_costs
-from plait.core.step.seconds.segment_costs import segment_costs
 from plait.core.step.stages import crossings
-from plait.plan.simulate import PlanPrices
 from tests.plan.machines import SPEC, cluster, pipelined, plan_of
 
 A100 = cluster(step=0.5, jitter=0.02, slow_computation=1.3, slow_communication=1.2)
@@ -31,14 +30,6 @@ def placed(*degrees: tuple[int, int], cp: int = 1, micro: int = 4, model: ModelS
     return plan_of(schedule, Layout(degrees, cp=cp), model, micro=micro, tp=degrees[0][1], **strategy)
 
 
-def test_a_described_cluster_says_what_disturbs_what() -> None:
-    prices = ClusterPrices(pipelined("1f1b", 2, 4), A100)
-    assert prices.slow == (1.3, 1.2)
-    assert (prices.jitter, prices.beside, prices.ranks_per_node) == (0.02, 0.5, 8)
-    assert not prices.buffered
-    assert ClusterPrices(prices.step, cluster("lab")).buffered  # gloo takes in what nobody asked for
-
-
 def test_computation_may_be_at_another_pace_but_no_collective() -> None:
     plan = placed((2, 2), (1, 4), micro=3, precision="bf16-mixed")
     for place, (tp, share) in enumerate(((2, 2), (4, 3))):
@@ -48,14 +39,6 @@ def test_computation_may_be_at_another_pace_but_no_collective() -> None:
         slow = ClusterPrices(plan, A100, 2.0).costs(place)
         assert slow.compute == {key: 2 * seconds for key, seconds in told.compute.items()}
         assert (slow.collective, slow.latency) == (told.collective, told.latency)
-
-
-def test_collectives_tiers_and_updates_are_the_clusters() -> None:
-    prices = ClusterPrices(pipelined("1f1b", 2, 4), A100)
-    assert prices.collective("all_reduce", 1e6, 4, 2) == float(rates.collective(A100, "all_reduce", 1e6, 4, 2))
-    assert [prices.tier(ranks, stride) for ranks, stride in ((2, 1), (8, 1), (2, 4), (9, 1), (2, 8))] == [0, 0, 0, 1, 1]
-    told = float(rates.memory_bound(A100, 1000 * A100.efficiency.optimizer_bytes.value))
-    assert prices.update(1000) == told
 
 
 def send(nbytes: float, stride: int) -> float:
@@ -89,33 +72,6 @@ def test_a_transfer_between_nodes_is_cut_and_shared_out(
     assert prices.travel(0, 1) == pytest.approx(told)
     assert prices.travel(1, 0) == pytest.approx(told)
     assert prices.way(0, 1) == int(sum(dp * tp for dp, tp in degrees[:1]) * 2 > 8)
-
-
-def test_a_transfer_of_a_shared_sequence_is_smaller() -> None:
-    prices = ClusterPrices(placed((1, 1), (1, 1), cp=2), A100)
-    assert prices.travel(0, 1) == pytest.approx(send(4 * TILE / 2, 2))
-
-
-def test_without_a_cluster_a_plans_own_proportions() -> None:
-    plan = pipelined("1f1b", 2, 4, tp=2)
-    prices = PlanPrices(plan)
-    assert (prices.slow, prices.jitter, prices.ranks_per_node, prices.beside) == ((1.0, 1.0), 0.0, 0, 0.0)
-    assert prices.buffered
-    assert prices.collective("all_gather", 1e9, 4, 1) == 0.75e9 / 1.25e8
-    assert (prices.tier(64, 1), prices.way(0, 1)) == (0, 1)
-    assert prices.update(1000) == 1000 * 160 / 5e10
-    for edge in ((0, 1), (1, 0)):
-        assert prices.travel(*edge) == plan.reshards[False][edge]["h"].predicted * 1e-9 > 0
-    assert PlanPrices(replace(plan, reshards={})).travel(0, 1) == 0
-
-
-def test_lists_are_made_from_measured_costs_or_from_shapes() -> None:
-    plan = placed((2, 2), (1, 4))
-    assert plan.order_costs(0) == segment_costs(SPEC, plan.strategy, batch=2, sequence=32)
-    assert plan.order_costs(1) == segment_costs(SPEC, replace(plan.strategy, tp=4), batch=4, sequence=32)
-    told = segment_costs(SPEC, plan.strategy, batch=1, sequence=16)
-    assert replace(plan, costs=told).order_costs(1) == told
-    assert PlanPrices(plan).costs(1) == plan.order_costs(1)
 
 
 def test_bytes_of_what_crosses() -> None:

@@ -1,4 +1,5 @@
-"""Rows that are alike, found by counting where values are close and by sorting where they are not."""
+"""Rows that are alike, found by counting where values are close and by sorting where they are
+not."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from plait.core.step.columns import distinct as module
-from plait.core.step.columns.distinct import distinct, groups
+from plait.core.step.columns import points as module
+from plait.core.step.columns.points import distinct, groups
 
 
 def checked(columns: list[list[int]]) -> None:

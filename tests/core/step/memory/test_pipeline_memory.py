@@ -1,4 +1,5 @@
-"""Activations of a place over a step: stages of any length as if walked layer by layer, and lists of ops."""
+"""Activations of a place over a step: stages of any length as if walked layer by layer, and lists
+of ops."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import pytest
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.activations import Activations, WalkedBatch, activations
-from plait.core.step.memory.pipeline_memory import Peak, PlaceWalk, stage_activations
+from plait.core.step.memory.activations import Activations, TracedBatch, activations
+from plait.core.step.memory.pipeline_memory import Peak, PipelineMemoryTrace, stage_activations
 from plait.core.step.schedule import Schedule, parse_op
 from plait.core.step.segments import Phase
 from plait.core.step.stages import Stage
@@ -31,14 +32,14 @@ def test_equal_layers_more_add_equally_much(changes: dict[str, Any], phases: tup
     """Exactly so where no list waits for anything."""
     strategy = Strategy(tp=2, overlap="sync", **changes)
     stage = Stage(0, 1, 0, 22) if phases == ("step",) else Stage(1, 3, 1, 22)
-    micro = WalkedBatch(batch=1, sequence=32, itemsize=2, phases=phases)
+    micro = TracedBatch(batch=1, sequence=32, itemsize=2, phases=phases)
     assert stage_activations(LLAMA, strategy, stage, micro) == activations(LLAMA, strategy, stage, micro)
 
 
 def walk(ops: str, size: Activations, *, stages: int = 3, at: int = 1) -> tuple[Peak, int, int]:
-    """The peak, and what is live and how many micro-batches are alive at the end. 100 bytes go from stage 0
-    to 1, 10 from there to stage 2."""
-    one = PlaceWalk(Schedule("chain", stages, ()), {at: size}, {(0, 1): 100, (1, 2): 10})
+    """The peak, and what is live and how many micro-batches are alive at the end. 100 bytes go from
+    stage 0 to 1, 10 from there to stage 2."""
+    one = PipelineMemoryTrace(Schedule("chain", stages, ()), {at: size}, {(0, 1): 100, (1, 2): 10})
     return one.run([parse_op(word) for word in ops.split()]), one.live, one.alive
 
 

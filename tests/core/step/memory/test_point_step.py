@@ -11,15 +11,15 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
-from plait.core.step.memory.walked_memory import step_of
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, StrategyTable
+from plait.core.step.memory.estimate import step_of
 from plait.core.step.step import Step
 
 GPT = ModelSpec(family="gpt", num_layers=8, hidden=32, num_heads=8, vocab=48, max_sequence=64)
 
 
 def step(sequence: int = 32, **row: int) -> Step:
-    return step_of(GPT, Points.of([row]).row(0), sequence=sequence, precision="bf16-mixed")
+    return step_of(GPT, StrategyTable.of([row]).row(0), sequence=sequence, precision="bf16-mixed")
 
 
 def test_all_that_a_point_says() -> None:

@@ -1,61 +1,63 @@
-"""Bytes that last from step to step: of units, of buffers that they share, of rotary tables."""
+"""States of a place in columns: as counted unit by unit, and what other frameworks have
+otherwise."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.states import States, position_tables, reduction_buffers, states
-
-UNITS: Any = {("attn", 0): 64, ("mlp", 0): 128, ("attn", 1): 64, ("attn", 2): 64, ("vectors", 0): 16}
-"""Numbers: 320 in matrices."""
-
-
-@pytest.mark.parametrize(
-    ("sharding", "itemsize", "told"),
-    [
-        (Sharding(), 4, States(336 * 4, 336 * 4, 2 * 336 * 4, 0)),
-        (Sharding(), 8, States(336 * 8, 336 * 8, 2 * 336 * 8, 0)),
-        (Sharding(), 2, States(336 * 2, 336 * 4, 3 * 336 * 4, 0)),  # and masters
-        (Sharding(optim=4), 2, States(336 * 2, 336 * 4, 3 * 84 * 4, 0)),
-        # Two open gradients of each size, and vectors are whole.
-        (Sharding(grads=4, optim=4), 2, States(336 * 2, (80 + 16) * 4, 3 * 84 * 4, (2 * 64 + 128) * 4)),
-        (Sharding(params=2, grads=4, optim=8), 2,
-         States((160 + 16) * 2, (80 + 16) * 4, 3 * 42 * 4, (2 * 64 + 128) * (2 + 4))),
-        (Sharding(params=4, grads=4, optim=4, secondary=2), 4,
-         States((80 + 160 + 16) * 4, (80 + 16) * 4, 2 * 84 * 4, (2 * 64 + 128) * 8)),
-    ],
+from plait.core.step.memory import states as states_module
+from plait.core.step.memory.memory_options import PLAIT
+from plait.core.step.memory.states import (
+    Factors,
+    HeldStates,
+    StateTables,
+    held_by,
+    place_states,
 )  # fmt: skip
-def test_states_of_a_rank(sharding: Sharding, itemsize: int, told: States) -> None:
-    found = states(UNITS, sharding, itemsize=itemsize)
-    assert found == told
-    assert found.total == told.parameters + told.gradients + told.optimizer + told.buffers
+from plait.core.step.stages import Stage
+
+GPT = ModelSpec(family="gpt", num_layers=4, hidden=32, num_heads=8, vocab=48, max_sequence=64, ffn_hidden=96)
+WHOLE, FIRST, INNER, LAST = Stage(0, 1, 0, 4), Stage(0, 3, 0, 1), Stage(1, 3, 1, 2), Stage(2, 3, 3, 1)
+SHARDINGS = [
+    Sharding(), Sharding(optim=4), Sharding(grads=4, optim=8), Sharding(params=2, grads=4, optim=8),
+    Sharding(params=8, grads=8, optim=8, secondary=2), Sharding(params=2, grads=2, optim=2),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("sharding", "numbers"),
-    [
-        (Sharding(), 0),
-        (Sharding(optim=4), 64 + 128 + 16),
-        (Sharding(grads=4, optim=4), 64 + 128 + 16),
-        (Sharding(params=4, grads=4, optim=4), 64 + 128 + 16),
-        (Sharding(params=2, grads=4, optim=4), (64 + 128 + 16) * 3 // 2),
-        (Sharding(params=2, grads=4, optim=8), (64 + 128 + 16) * 7 // 4),
-        (Sharding(params=2, grads=2, optim=8), (64 + 128 + 16) * 3 // 2),
-    ],
-)
-def test_reductions_keep_a_buffer_for_every_size_of_every_level(sharding: Sharding, numbers: int) -> None:
-    for size in (2, 4, 8):
-        assert reduction_buffers(UNITS, sharding, itemsize=size) == numbers * size
+def factors(shardings: list[Sharding]) -> Factors:
+    columns = ([getattr(one, name) for one in shardings] for name in ("params", "grads", "optim", "secondary"))
+    return Factors(*(np.array(column) for column in columns))
 
 
-def test_rotary_tables_are_of_a_sequence_or_of_every_position() -> None:
-    llama = ModelSpec(family="llama", num_layers=1, hidden=8, num_heads=4, vocab=10, max_sequence=64, ffn_hidden=24)
-    gpt = ModelSpec(family="gpt", num_layers=1, hidden=8, num_heads=4, vocab=10, max_sequence=64)
-    assert position_tables(llama, Strategy(), sequence=16, itemsize=2) == 2 * 16 * 2 * 2
-    assert position_tables(llama, Strategy(cp=2), sequence=16, itemsize=4) == 2 * 64 * 2 * 4
-    assert position_tables(gpt, Strategy(), sequence=16, itemsize=2) == 0
+# ---- experts ----
+
+
+def test_tables_hold_what_places_hold_in_whatever_order_it_is_asked() -> None:
+    tables = StateTables(2, PLAIT)
+    first, last = (held_by(GPT, Strategy(), (stage,), sequence=64, itemsize=2) for stage in (FIRST, LAST))
+    for asked in ([2, 0], [5], [1, 1, 4], [0, 1, 2, 3, 4, 5]):
+        some = factors([SHARDINGS[at] for at in asked])
+        which = tables.numbered(some)
+        for place in (first, last, replace(first)):  # equal places have one table
+            assert np.array_equal(tables.states(place, which), place_states(place, some, itemsize=2, options=PLAIT))
+
+
+def test_a_table_grows_only_by_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, own = list[int](), states_module.place_states
+
+    def told(place: HeldStates, some: Factors, **how: Any) -> np.ndarray:
+        counted.append(len(some.params))
+        return own(place, some, **how)
+
+    monkeypatch.setattr(states_module, "place_states", told)
+    tables, place = StateTables(2, PLAIT), held_by(GPT, Strategy(), (INNER,), sequence=64, itemsize=2)
+    for asked in ([0, 1], [1], [0, 2, 3], [3]):
+        tables.states(place, tables.numbered(factors([SHARDINGS[at] for at in asked])))
+    assert counted == [2, 2]

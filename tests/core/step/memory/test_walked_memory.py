@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from plait.core.base.errors import JobError, ScheduleError
 from plait.core.model.spec import ModelSpec
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, StrategyTable
 from plait.core.step.memory.closed_memory import step_memory
-from plait.core.step.memory.estimate import estimate
+from plait.core.step.memory.estimate import estimate, step_of
 from plait.core.step.memory.memory_options import MemoryOptions
-from plait.core.step.memory.walked_memory import step_of
 
 MODEL = ModelSpec(
     family="utransformer", levels=2, num_layers=15, hidden=64, num_heads=4, vocab=100, max_sequence=256
@@ -37,9 +36,9 @@ def rows(draw: st.DrawFn) -> dict[str, int]:
 
 
 @given(rows(), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_short_walks_are_exact(row: dict[str, int], gpu: bool) -> None:
-    points = Points.of([row])
+    points = StrategyTable.of([row])
     try:
         walked = estimate(step_of(MODEL, points.row(0), sequence=256, precision="bf16-mixed"), gpu=gpu).most
     except (JobError, ScheduleError):
@@ -56,8 +55,8 @@ def test_micro_batches_cost_nothing(schedule: str) -> None:
     row = OVERLAP | {"pp": 4, "schedule": SCHEDULES.index(schedule), "virtual": 2 if schedule == "interleaved" else 1}
     rows = [row | {"dp": dp, "optim": dp, "num_micro": (1 << 40) // dp} for dp in (1, 2, 4, 8)]
     start = time.process_time()
-    found = step_memory(MODEL, Points.of(rows), sequence=256)
+    found = step_memory(MODEL, StrategyTable.of(rows), sequence=256)
     assert time.process_time() - start < 5
-    few = step_memory(MODEL, Points.of([row | {"num_micro": 32}]), sequence=256)
+    few = step_memory(MODEL, StrategyTable.of([row | {"num_micro": 32}]), sequence=256)
     assert found.activations.tolist() == [few.activations[0]] * 4
     assert found.optimizer[0] > 7 * found.optimizer[3]

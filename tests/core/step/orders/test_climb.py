@@ -1,4 +1,5 @@
-"""Moved orders: legal, never longer, no more held back, and near the shortest that an exact solver finds."""
+"""Moved orders: legal, never longer, no more held back, and near the shortest that an exact solver
+finds."""
 
 from __future__ import annotations
 
@@ -12,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from plait.core.step.orders.climb import MOVES, VISITS, Judge, climb
-from plait.core.step.orders.overlap import domino_order
-from plait.core.step.orders.segment_lists import check, insert_waits
-from plait.core.step.seconds.segment_costs import Durations, NumberedOps, SegmentCosts
+from plait.core.step.orders.climb import MOVES, VISITS, OrderEvaluator, climb
+from plait.core.step.orders.overlap import check, domino_order, insert_waits
+from plait.core.step.orders.segment_costs import Durations, NumberedOps, SegmentCosts
 from plait.core.step.segments import SegmentGraph, needs_table
 from tests.support.lists import makespan, timed
 
@@ -31,7 +31,8 @@ graphs = st.builds(
 
 
 def costs(ratio: float) -> SegmentCosts:
-    """What a layer of a GPT computes, in proportion, and collectives of ``ratio`` times all that."""
+    """What a layer of a GPT computes, in proportion, and collectives of ``ratio`` times all
+    that."""
     mlp, attention = {"F": 4, "R": 4, "D": 4, "C": 4, "W": 8}, {"F": 4, "R": 1, "D": 3, "C": 3, "W": 4}
     compute = {
         f"{site}.{kind}": float(each)
@@ -73,7 +74,7 @@ def test_moves_keep_an_order_legal_and_make_it_no_longer(
     graph: SegmentGraph, ratio: float, chance: random.Random
 ) -> None:
     cost, start = costs(ratio), any_order(graph, chance)
-    judge = Judge(NumberedOps(graph), [cost], 6, held_back=2)
+    judge = OrderEvaluator(NumberedOps(graph), [cost], 6, held_back=2)
     moved = judge.improve(start)
     actions, before = (insert_waits(graph, [judge.numbered.ops[i] for i in order]) for order in (moved, start))
     check(graph, actions)
@@ -83,7 +84,7 @@ def test_moves_keep_an_order_legal_and_make_it_no_longer(
     assert judge.improve(start) == moved
 
 
-def moved_with_all_timed(judge: Judge, order: Sequence[int]) -> list[int]:
+def moved_with_all_timed(judge: OrderEvaluator, order: Sequence[int]) -> list[int]:
     """As ``improve``, with every moved order timed from its beginning to its end."""
     most = max(judge.held_back, judge.most_outstanding(order))
 
@@ -111,14 +112,14 @@ many = st.builds(
 def test_what_a_move_changes_is_enough_to_be_timed(
     graph: SegmentGraph, ratio: float, drawn: bool, chance: random.Random
 ) -> None:
-    judge = Judge(NumberedOps(graph), [costs(ratio), costs(ratio).late(1.1)], 8, held_back=4)
+    judge = OrderEvaluator(NumberedOps(graph), [costs(ratio), costs(ratio).late(1.1)], 8, held_back=4)
     start = any_order(graph, chance) if drawn else list(range(len(judge.numbered.ops)))
     assert judge.improve(start) == moved_with_all_timed(judge, start)
 
 
 @given(many, st.floats(0.2, 2), st.randoms(use_true_random=False))
 def test_no_order_is_worth_less_than_the_least(graph: SegmentGraph, ratio: float, chance: random.Random) -> None:
-    judge = Judge(NumberedOps(graph), [costs(ratio), costs(ratio).late(1.1)], 8, held_back=4)
+    judge = OrderEvaluator(NumberedOps(graph), [costs(ratio), costs(ratio).late(1.1)], 8, held_back=4)
     assert judge.least >= judge.bound * (1 - 1e-12)
     for order in (any_order(graph, chance), list(range(len(judge.numbered.ops)))):
         assert judge.seconds(order) >= judge.least * (1 - 1e-12)
@@ -168,7 +169,7 @@ def test_of_a_lone_slice_going_forward_the_least_is_what_it_takes(ratio: float) 
     """There is one order, and nothing to hide behind."""
     for layers in (1, 3):
         graph = SegmentGraph(num_layers=layers, phase="F")
-        judge = Judge(NumberedOps(graph), [costs(ratio), costs(ratio).late(1.1)], 6, held_back=2)
+        judge = OrderEvaluator(NumberedOps(graph), [costs(ratio), costs(ratio).late(1.1)], 6, held_back=2)
         order = list(range(len(judge.numbered.ops)))
         assert judge.least == pytest.approx(judge.seconds(order))
         assert judge.as_good_as_any(order)
@@ -179,7 +180,7 @@ def test_backward_the_last_weight_gradient_comes_after_all_that_it_needs() -> No
     graph = SegmentGraph(num_layers=1, phase="B", heads=False)
     cost = SegmentCosts({"mlp.D": 1.0, "mlp.C": 2.0, "mlp.W": 4.0, "attn.D": 8.0, "attn.C": 16.0, "attn.W": 32.0},
                         {"mlp.C": 64.0, "attn.C": 128.0})  # fmt: skip
-    judge = Judge(NumberedOps(graph), [cost], 1, held_back=9)
+    judge = OrderEvaluator(NumberedOps(graph), [cost], 1, held_back=9)
     assert judge.least == 1 + 2 + 64 + 8 + 16 + 128  # the last collective; weight gradients run beside
-    quick = Judge(NumberedOps(graph), [replace(cost, collective={"mlp.C": 64.0})], 1, held_back=9)
+    quick = OrderEvaluator(NumberedOps(graph), [replace(cost, collective={"mlp.C": 64.0})], 1, held_back=9)
     assert quick.least == 1 + 2 + 64 + 8 + 16 + 32  # the last weight gradient

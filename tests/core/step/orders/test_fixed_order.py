@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.step.orders.segment_lists import check, fixed_order
+from plait.core.step.orders.overlap import check, fixed_order
 from plait.core.step.schedule import Phase
 from plait.core.step.segments import SegmentGraph, SharedAttention
 

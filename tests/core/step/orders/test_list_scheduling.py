@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.step.clock.streams import ListClock
-from plait.core.step.orders.list_scheduling import POLICIES, ListScheduler, Policy
-from plait.core.step.seconds.segment_costs import NumberedOps, SegmentCosts
+from plait.core.step.orders.segment_costs import NumberedOps, SegmentCosts
+from plait.core.step.orders.streams import POLICIES, ListClock, ListScheduler, Policy
 from plait.core.step.segments import Phase, SegmentGraph
 from tests.core.step.test_segments import graphs
 
@@ -25,6 +24,7 @@ def any_costs(draw: st.DrawFn) -> SegmentCosts:
     )
 
 
+@settings(max_examples=40)
 @given(graphs, any_costs(), st.sampled_from(POLICIES), st.integers(1, 9))
 def test_it_chooses_as_a_plain_one_does(graph: SegmentGraph, costs: SegmentCosts, policy: Policy, held: int) -> None:
     numbered = NumberedOps(graph)

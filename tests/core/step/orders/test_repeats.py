@@ -1,4 +1,5 @@
-"""Words are found where they stand; moved words are legal orders, no longer, and hold back no more."""
+"""Words are found where they stand; moved words are legal orders, no longer, and hold back no
+more."""
 
 from __future__ import annotations
 
@@ -8,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.step.clock.streams import ListClock
-from plait.core.step.orders import repeats
-from plait.core.step.orders.climb import Judge
-from plait.core.step.orders.list_scheduling import POLICIES, ListScheduler, Policy
-from plait.core.step.orders.repeats import TIMES, Run, improve_words, runs
-from plait.core.step.orders.segment_lists import check, insert_waits
-from plait.core.step.seconds.segment_costs import NumberedOps
+from plait.core.step.orders import climb as module
+from plait.core.step.orders.climb import TIMES, OrderEvaluator, Run, improve_words, runs
+from plait.core.step.orders.overlap import check, insert_waits
+from plait.core.step.orders.segment_costs import NumberedOps
+from plait.core.step.orders.streams import POLICIES, ListClock, ListScheduler, Policy
 from plait.core.step.segments import SegmentGraph
 from tests.core.step.orders.test_climb import costs
 
@@ -58,7 +57,7 @@ def test_moved_words_are_legal_no_longer_and_hold_back_no_more(
     graph: SegmentGraph, ratio: float, policy: Policy
 ) -> None:
     numbered, cost = NumberedOps(graph), costs(ratio)
-    judge = Judge(numbered, [cost], 8, held_back=8)
+    judge = OrderEvaluator(numbered, [cost], 8, held_back=8)
     order = ListScheduler(numbered, ListClock(numbered, *numbered.seconds(cost, 8)), 8).order(policy)
     moved = improve_words(judge, order)
     check(graph, insert_waits(graph, [numbered.ops[i] for i in moved]))
@@ -70,8 +69,8 @@ def test_moved_words_are_legal_no_longer_and_hold_back_no_more(
 def test_no_word_is_moved_where_nothing_may_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = SegmentGraph(num_layers=12, p1=3)
     numbered, cost = NumberedOps(graph), costs(0.8)
-    judge = Judge(numbered, [cost], 8, held_back=8)
+    judge = OrderEvaluator(numbered, [cost], 8, held_back=8)
     order = ListScheduler(numbered, ListClock(numbered, *numbered.seconds(cost, 8)), 8).order(POLICIES[8])
     assert judge.seconds(improve_words(judge, order)) < judge.seconds(order)
-    monkeypatch.setattr(repeats, "ALL_VISITS", 0)
+    monkeypatch.setattr(module, "ALL_VISITS", 0)
     assert improve_words(judge, order) == order

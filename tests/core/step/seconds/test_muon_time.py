@@ -1,4 +1,5 @@
-"""What orthogonalising takes: products of rounds as they are run, and the bytes that the runtime sends."""
+"""What orthogonalising takes: products of rounds as they are run, and the bytes that the runtime
+sends."""
 
 from __future__ import annotations
 
@@ -11,15 +12,12 @@ import pytest
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
-from plait.core.parallel.matrices import flops, rounds
-from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.sharding import Sharding, flops, rounds
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.columns.points import Points
-from plait.core.step.memory.estimate import MemoryOfPlace
+from plait.core.step.memory.estimate import PipelineRankMemory
 from plait.core.step.schedules import Shape, generate
 from plait.core.step.seconds import rates
-from plait.core.step.seconds.closed_form import Options, step_seconds
-from plait.core.step.seconds.muon_time import (
+from plait.core.step.seconds.sharding_costs import (
     MatrixKind,
     MuonPrices,
     cluster_prices,
@@ -28,10 +26,9 @@ from plait.core.step.seconds.muon_time import (
     muon_bytes,
     muon_seconds,
 )
-from plait.core.step.step import Place, Step, Workload
+from plait.core.step.step import PipelineRank, Step, Workload
 from plait.train.engine.muon import Member, matrices_of, rounds_of
 from plait.train.model.transformer import Transformer
-from tests.plan.layers import LLAMA, MIXTRAL
 
 H100 = Cluster.preset("h100")
 SMALL = ModelSpec(family="llama", num_layers=3, hidden=32, num_heads=8, ffn_hidden=48, vocab=64, max_sequence=16)
@@ -61,7 +58,8 @@ def test_products_are_those_of_each_rounds_most_costly_matrix(number: int) -> No
     ("tp", "optim", "replicas"), [(1, 1, 1), (2, 1, 1), (1, 4, 4), (2, 2, 2), (2, 1, 3), (1, 2, 8)]
 )
 def test_what_travels_is_what_the_runtime_sends(tp: int, optim: int, replicas: int) -> None:
-    """Of all ranks together. Shards cut units, not matrices, so that an owner's own part may be larger."""
+    """Of all ranks together. Shards cut units, not matrices, so that an owner's own part may be
+    larger."""
     model = Transformer(SMALL, Strategy(tp=tp))
     members = [Member(rank, replica) for replica in range(replicas) for rank in range(tp)]
     ranks, parts = group_of(tp, replicas, optim)
@@ -72,7 +70,7 @@ def test_what_travels_is_what_the_runtime_sends(tp: int, optim: int, replicas: i
     sent = 0
     for rank in range(ranks):
         for one in rounds_of(found, rank, ranks):
-            sent += sum(sum(way.splits.out) - way.splits.out[rank] for way in (one.there, one.back))
+            sent += sum(sum(way.splits.out) - way.splits.out[rank] for way in (one.to_owner, one.from_owner))
 
     sharding = Sharding(optim=optim)
     layout = Layout.of(dp=replicas, tp=tp)
@@ -80,9 +78,9 @@ def test_what_travels_is_what_the_runtime_sends(tp: int, optim: int, replicas: i
     step = Step.of(
         SMALL, work, Strategy(tp=tp), layout, generate("1f1b", Shape(ranks=1, micro_batches=1)), shardings=[sharding]
     )
-    told = MemoryOfPlace(step, 0).sent().get("matrices", 0)
+    told = PipelineRankMemory(step, 0).sent().get("matrices", 0)
     assert told * ranks == pytest.approx(sent, rel=0.05 if optim > 1 else 1e-9)
-    assert told == muon_bytes(Place(step, 0)) and (told > 0) == (ranks > 1)
+    assert told == muon_bytes(PipelineRank(step, 0)) and (told > 0) == (ranks > 1)
 
     def travelled(nbytes: float, n: int) -> float:
         return nbytes * (n - 1) / n  # of one rank
@@ -99,47 +97,6 @@ def _shapes(kinds: list[MatrixKind]) -> Counter[tuple[int, int]]:
     for rows, columns, count in kinds:
         found[rows, columns] += count
     return found
-
-
-def test_what_is_between_the_first_way_in_and_the_last_way_out_hides() -> None:
-    """Two rounds of one matrix each rank: one way in and one way out stand alone."""
-    prices = MuonPrices(1, 1, lambda *_: 1.0, lambda nbytes, _: 10.0)
-    assert muon_seconds([MatrixKind(4, 4, 4)], 2, 2, prices) == 10 + 10 + 20
-    slow = MuonPrices(1, 1, lambda *_: 100.0, lambda nbytes, _: 10.0)
-    assert muon_seconds([MatrixKind(4, 4, 4)], 2, 2, slow) == 10 + 600 + 10
-    assert muon_seconds([], 2, 2, slow) == 0
-
-
-def optimizer(options: Options, row: dict[str, int] | None = None, model: ModelSpec = LLAMA) -> float:
-    found = step_seconds(model, Points.of([row or {"dp": 1}]), H100, sequence=4096, options=options)
-    return float(found.optimizer[0])
-
-
-MUON, ADAMW = Options(muon_steps=5), Options()
-ATTENTION = 2 * flops((4096, 4096)) + 2 * flops((1024, 4096))
-
-
-@pytest.mark.parametrize(("model", "experts"), [(LLAMA, 1), (MIXTRAL, 8)])
-def test_a_rank_orthogonalises_its_part_of_the_matrices(model: ModelSpec, experts: int) -> None:
-    """32 layers, each expert's matrices by themselves: on one rank, then on eight."""
-    alone = optimizer(MUON, model=model) - optimizer(ADAMW, model=model)
-    work = 32 * (ATTENTION + experts * 3 * flops((4096, 14336)))
-    assert 0.3 < work / alone / rates.peak(H100, "bf16-mixed") < 1
-    shared = optimizer(MUON, {"tp": 8}, model) - optimizer(ADAMW, {"tp": 8}, model)
-    assert alone / 8 < shared < alone / 6
-    twice = optimizer(Options(muon_steps=10), model=model) - optimizer(ADAMW, model=model)
-    assert twice == pytest.approx(2 * alone)
-
-
-ROW = {"tp": 2, "dp": 4, "pp": 2, "optim": 4, "num_micro": 4}
-
-
-def test_other_optimizers_take_no_more() -> None:
-    assert optimizer(ADAMW, ROW) == optimizer(Options(matrix_itemsize=4), ROW) < optimizer(MUON, ROW)
-
-
-def test_masters_precision_is_slower_and_sends_more() -> None:
-    assert optimizer(Options(muon_steps=5, matrix_itemsize=4), ROW) > 2 * optimizer(MUON, ROW)
 
 
 def test_a_device_without_a_peak_for_the_precision_takes_the_models() -> None:

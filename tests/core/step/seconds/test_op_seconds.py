@@ -1,4 +1,5 @@
-"""The one price list: columns of mixed structures are each strategy alone, and what slices and parts cost."""
+"""The one price list: columns of mixed structures are each strategy alone, and what slices and
+parts cost."""
 
 from __future__ import annotations
 
@@ -10,16 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, Points
-from plait.core.step.columns.shapes import Shapes
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, StrategyTable
+from plait.core.step.columns.shapes import Options, Shapes
 from plait.core.step.ops import Kind
-from plait.core.step.seconds.layer_sums import BACKWARD_ROWS, FORWARD_ROWS, LayerSums, Pass
-from plait.core.step.seconds.op_seconds import OpSeconds, Priced, Work
-from plait.core.step.seconds.options import Options
-from plait.core.step.segments import Site
-from tests.plan.layers import A100, BF16, FLAT, GPT, LLAMA, MIXTRAL, SEQUENCE, SYNC
+from plait.core.step.seconds.layer_sums import LayerSums
+from plait.core.step.seconds.op_seconds import OpSeconds, Priced
+from tests.plan.layers import A100, BF16, GPT, LLAMA, MIXTRAL, SEQUENCE
 
-SITES: tuple[Site, ...] = ("embed", "attn", "mlp", "block", "head", "leave")
 MODELS = [Shapes.of(LLAMA), Shapes.of(GPT), replace(Shapes.of(GPT), parallel_block=1), Shapes.of(MIXTRAL)]
 
 rows_of_all_kinds = st.builds(
@@ -34,7 +32,7 @@ rows_of_all_kinds = st.builds(
 
 
 def priced(model: Any, rows: list[dict[str, int]], sequence: Any = SEQUENCE, options: Options | None = None) -> Priced:
-    return Priced(model, Points.of(rows), A100, sequence, BF16, options or Options())
+    return Priced(model, StrategyTable.of(rows), A100, sequence, BF16, options or Options())
 
 
 def one(model: Any = MODELS[0], /, **row: int) -> OpSeconds:
@@ -49,7 +47,7 @@ def kinds(ops: OpSeconds) -> list[tuple[Any, Kind]]:
     found: list[tuple[Any, Kind]] = [
         (site, kind) for site, _ in ops.graph.segments for kind in ops.graph.kinds(site, 0)
     ]
-    return [*found, ("leave", Kind.NORM), ("leave", Kind.NORM_GRAD)]
+    return [*found, ("leave", Kind.NORM), ("leave", Kind.NORM_BACKWARD)]
 
 
 def at(value: Any, number: int, count: int) -> float:
@@ -57,8 +55,8 @@ def at(value: Any, number: int, count: int) -> float:
     return float(np.broadcast_to(np.asarray(value), count)[number])
 
 
-@given(rows=st.lists(rows_of_all_kinds, min_size=2, max_size=12), data=st.data())
-@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(rows_of_all_kinds, min_size=2, max_size=8), data=st.data())
+@settings(max_examples=12, deadline=None)
 def test_columns_of_mixed_structures_are_each_strategy_alone(rows: list[dict[str, int]], data: st.DataObject) -> None:
     """Of a model each, with a sequence and options of its own."""
     models = [data.draw(st.sampled_from(MODELS)) for _ in rows]
@@ -83,8 +81,8 @@ def test_columns_of_mixed_structures_are_each_strategy_alone(rows: list[dict[str
     assert sorted(seen) == list(range(len(rows)))
 
 
-@given(rows=st.lists(rows_of_all_kinds, min_size=2, max_size=20), model=st.sampled_from(MODELS))
-@settings(max_examples=30, deadline=None)
+@given(rows=st.lists(rows_of_all_kinds, min_size=2, max_size=8), model=st.sampled_from(MODELS))
+@settings(max_examples=8, deadline=None)
 def test_sums_of_columns_are_each_strategys(rows: list[dict[str, int]], model: Shapes) -> None:
     together = LayerSums.of(priced(model, rows))
     for number, row in enumerate(rows):
@@ -95,7 +93,8 @@ def test_sums_of_columns_are_each_strategys(rows: list[dict[str, int]], model: S
 
 def columns_of(sums: LayerSums) -> list[tuple[Any, ...]]:
     """Of passes, and of the host's phases."""
-    passes = [sums.forward, sums.backward, sums.again, sums.embed, sums.head, sums.leave, sums.head_backward]
+    passes = [sums.forward, sums.backward, sums.again, sums.embed, sums.head, sums.leave, sums.head_backward,
+              sums.unlisted, sums.unlisted_backward]  # fmt: skip
     phases = (sums.late, sums.late_again)
     assert len(passes) == len(sums) - len(phases)
     assert [[*each] for each in phases] == [["F", "B", "I", "W"], ["B", "I"]]
@@ -103,7 +102,7 @@ def columns_of(sums: LayerSums) -> list[tuple[Any, ...]]:
 
 
 @given(row=rows_of_all_kinds, model=st.sampled_from(MODELS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_layer_is_the_sum_of_its_ops(row: dict[str, int], model: Shapes) -> None:
     ops = one(model, **row)
     sums = LayerSums.of(priced(model, [row]))
@@ -118,56 +117,3 @@ def test_a_layer_is_the_sum_of_its_ops(row: dict[str, int], model: Shapes) -> No
     assert float(sums.again.seconds[0]) == 0 if row["recompute"] == 0 else float(sums.again.seconds[0]) > 0
     for each in passes:
         assert at(each.second, 0, 1) + at(each.weights, 0, 1) <= at(each.products, 0, 1) * (1 + 1e-12)
-
-
-def test_unsliced_passes_have_as_many_rows_as_the_table() -> None:
-    assert (FORWARD_ROWS, BACKWARD_ROWS) == (9, 13)
-    for model in MODELS[:2]:
-        sums = LayerSums.of(priced(model, [{}]))
-        assert (sums.forward.rows[0], sums.backward.rows[0], sums.again.rows[0]) == (9, 13, 0)
-    block = LayerSums.of(priced(MODELS[2], [{}]))
-    assert (block.forward.rows[0], block.backward.rows[0]) == (8, 12)  # one norm for both branches
-
-
-@given(row=rows_of_all_kinds, p1=st.sampled_from([2, 4]), p2=st.sampled_from([2, 4]))
-@settings(max_examples=40, deadline=None)
-def test_slices_and_parts_are_never_cheaper_and_are_launched_as_often(row: dict[str, int], p1: int, p2: int) -> None:
-    alone = {**row, "p1": 1, "p2": 1, "micro": 4 * p1}
-    parts = {**alone, "p1": p1, "p2": p2}
-    whole_ops, cut = (one(MODELS[0], **each) for each in (alone, parts))
-    for site, kind in kinds(whole_ops):
-        before, after = whole_ops.compute(site, kind), cut.compute(site, kind)
-        assert at(after.seconds, 0, 1) >= at(before.seconds, 0, 1) * (1 - 1e-12), (site, kind)
-        flat = bool(row["sequence_parallel"])
-        columns = (
-            p2
-            if (kind in (Kind.SECOND, Kind.SECOND_AGAIN) and site != "embed") or (kind == Kind.FIRST_GRAD and not flat)
-            else 1
-        )
-        products = at(before.launches, 0, 1)
-        assert at(after.launches, 0, 1) == products * p1 * columns, (site, kind)
-        if site != "leave":
-            assert at(cut.sent(site, kind), 0, 1) >= at(whole_ops.sent(site, kind), 0, 1) * (1 - 1e-12), (site, kind)
-            assert at(cut.calls(site, kind), 0, 1) == at(whole_ops.calls(site, kind), 0, 1) * p1 * columns, (site, kind)
-
-
-def test_what_a_ring_keeps_is_not_computed_again() -> None:
-    full = {"recompute": RECOMPUTES.index("full"), "cp": 4}
-    ring, heads = one(ring=4, **full), one(ring=1, **full)
-    assert ring.compute("attn", Kind.CORE_AGAIN) == Work()
-    assert heads.compute("attn", Kind.CORE_AGAIN) == heads.compute("attn", Kind.CORE)
-    assert at(ring.compute("attn", Kind.FIRST_AGAIN).products, 0, 1) > 0
-
-
-def test_gathers_of_a_cut_sequence_stand_at_the_norms() -> None:
-    flat, whole = one(tp=4, **FLAT, **SYNC), one(tp=4, **SYNC)
-    for kind in (Kind.NORM, Kind.NORM_GRAD):
-        assert at(flat.sent("attn", kind), 0, 1) > 0 == at(whole.sent("attn", kind), 0, 1)
-    silent = one(tp=4, cp=2, overlap=OVERLAPS.index("no-communication"))
-    assert all(at(silent.sent(site, kind), 0, 1) == 0 for site, kind in kinds(silent) if site != "leave")
-
-
-def test_a_pass_adds_up_what_it_computes() -> None:
-    assert Pass(products=1.0, attention=2.0, elementwise=4.0, tp=8.0, rows=16.0).seconds == 7.0
-    assert Work(1.0, 2.0, 4.0, 8.0).plus(Work(16.0, 32.0, 64.0, 128.0)) == Work(17.0, 34.0, 68.0, 136.0)
-    assert Work(1.0, 2.0, 4.0, 8.0).seconds == 7.0

@@ -1,5 +1,5 @@
-"""The cluster's name service, for Python processes of its pods: names are looked up in a file, anew each
-time."""
+"""The cluster's name service, for Python processes of its pods: names are looked up in a file, anew
+each time."""
 
 from __future__ import annotations
 

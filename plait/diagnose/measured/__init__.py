@@ -1,0 +1,1 @@
+"""Read recordings and compare them with each other and with a plan."""

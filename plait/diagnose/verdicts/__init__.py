@@ -1,0 +1,1 @@
+"""Stragglers, hangs and what they cost."""

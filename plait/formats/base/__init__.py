@@ -1,0 +1,1 @@
+"""Code shared by the readers and writers of other programs' files."""

@@ -1,0 +1,1 @@
+"""Readers of cluster job traces."""

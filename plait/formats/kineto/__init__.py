@@ -1,0 +1,1 @@
+"""Readers of the PyTorch profiler's traces."""

@@ -1,0 +1,1 @@
+"""Readers of Kubernetes nodes and pods, and the writer of manifests."""

@@ -1,0 +1,1 @@
+"""Readers of the output of nccl-tests and rccl-tests."""

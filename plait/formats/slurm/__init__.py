@@ -1,0 +1,1 @@
+"""Readers of Slurm's topologies, node states and options."""

@@ -1,0 +1,1 @@
+"""torchtitan: readers of configurations and logs, and the writer of configurations."""

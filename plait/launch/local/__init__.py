@@ -1,0 +1,2 @@
+"""Local ranks, the agents that start them on other machines, and the supervisor that restarts
+them."""

@@ -1,0 +1,1 @@
+"""Runs under Slurm: submission, following, queue admission, and the launcher inside a job."""

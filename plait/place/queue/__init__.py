@@ -1,0 +1,1 @@
+"""Queues: admission of jobs next to planned jobs, and replays of traces."""

@@ -1,0 +1,1 @@
+"""Solvers that choose hosts: lower bounds, constructions and exact methods."""

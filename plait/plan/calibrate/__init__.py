@@ -1,0 +1,1 @@
+"""Calibration: a cluster's constants from measurements and logs."""

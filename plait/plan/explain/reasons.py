@@ -1,0 +1,297 @@
+"""Reasons for a strategy, in words: its differences from another one, the parts of its step, the
+gain of every overlap, and its lead over the runner-up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from plait.core.base.text import in_bytes, in_seconds
+from plait.core.job.constraint import SIZES, Constraint
+from plait.core.job.spec import Job
+from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
+from plait.core.step.columns.points import WORDS as WORDS
+from plait.core.step.schedules import GENERATORS, takes_chunks
+from plait.core.step.seconds.closed_form import Seconds
+from plait.plan.explain.memory_report import percent
+from plait.plan.search.search import LONGER
+from plait.plan.search.space import column_of, spelled
+
+if TYPE_CHECKING:
+    from plait.plan.search.candidate import Candidate
+
+Point = Mapping[str, int]
+PARTS = {
+    "compute": "computation",
+    "tp": "exposed tensor-parallel communication",
+    "cp": "exposed context-parallel communication",
+    "ep": "tokens on their way to experts and back",
+    "dp": "exposed data-parallel communication",
+    "pp": "exposed transfers between stages",
+    "optimizer": "the optimizer",
+    "idle": "waiting for other ranks",
+    "beside": "loading data and logging",
+}
+"""Parts of a step, in words."""
+NAMES = {
+    "micro": "micro_batch_size",
+    "p1": "slices",
+    "ring": "heads x ring",
+    "virtual": "virtual_stages",
+    "params": "shard.params",
+    "grads": "shard.grads",
+    "optim": "shard.optim",
+    "secondary": "shard.secondary",
+    "overlap": "overlap.tp",
+    "shard_overlap": "overlap.shard",
+    "graphs": "cuda_graphs",
+}
+"""Names of columns in a job file, or in the answer's table."""
+SHOWN = 0.005
+"""Minimum fraction of a step that a part must have to be mentioned."""
+
+ALIKE = 1e-4
+"""Relative difference below which two steps count as equally long."""
+
+
+def readable(point: Point) -> dict[str, str]:
+    """Return the choices of a strategy by setting, in the words of a job file and of the answer's
+    table. Columns that follow from others, or that have no effect in this strategy, are left out.
+
+    >>> from plait.core.step.columns.points import StrategyTable
+    >>> readable(StrategyTable.of([{"dp": 4, "micro": 2}]).row(0))["micro_batch_size"]
+    '2'
+    """
+    found = dict[str, str]()
+    for key, value in point.items():
+        if _chosen(point, key):
+            told = TOGETHER[key](point) if key in TOGETHER else spelled(key, value)
+            found[NAMES.get(key, key)] = told
+    if point["tp"] > 1:
+        found["sequence_parallel"] = "true" if point["sequence_parallel"] else "false"
+    return found | ({NAMES["graphs"]: "true"} if point["graphs"] else {})
+
+
+def recomputed(point: Point) -> str:
+    """Return what the backward recomputes, and in how many layers of a stage if not in all.
+
+    >>> recomputed({"recompute": RECOMPUTES.index("full"), "recompute_layers": 3})
+    'full 3 layers'
+    """
+    kind, layers = RECOMPUTES[point["recompute"]], point["recompute_layers"]
+    return f"{kind} {layers} layer{'s' * (layers != 1)}" if layers >= 0 and kind != "none" else kind
+
+
+TOGETHER: Mapping[str, Callable[[Point], str]] = {
+    "p1": lambda point: f"{point['p1']}x{point['p2']}",
+    "ring": lambda point: f"{point['cp'] // point['ring']}x{point['ring']}",
+    "recompute": recomputed,
+}
+"""Columns that share a cell with other columns in the answer's table: slices, heads x ring and
+recompute."""
+
+
+def schedule_of(job: Job, point: Point) -> str:
+    """Return the schedule's name; for a schedule in a file, which has the number of 1f1b in points,
+    the file's name."""
+    said = job.strategy.schedule
+    return WORDS["schedule"][point["schedule"]] if said in GENERATORS else PurePath(said).name
+
+
+def chosen(job: Job, point: Point) -> dict[str, str]:
+    """Return ``readable`` for a job that leaves nothing open, with the schedule's own name."""
+    found = readable(point)
+    return found | ({"schedule": schedule_of(job, point)} if "schedule" in found else {})
+
+
+FOLLOWS = ("num_micro", "sequence_parallel", "graphs", "p2", "recompute_layers")
+"""Columns that follow from others, or that are shown together with others."""
+DEGREES: Mapping[str, tuple[str, ...]] = {
+    "schedule": ("pp",), "virtual": ("pp",), "ring": ("cp",), "ep": ("ep",), "secondary": ("secondary",),
+    **dict.fromkeys(("overlap", "p1"), ("tp", "cp")),
+    **dict.fromkeys(("params", "grads", "optim", "shard_overlap"), ("dp", "cp")),
+}  # fmt: skip
+"""Columns that have an effect only if the product of these degrees is above 1."""
+
+
+def _chosen(point: Point, key: str) -> bool:
+    """True if a column has an effect at a point, and does not follow from other columns."""
+    if key in FOLLOWS or (key == "virtual" and not takes_chunks(WORDS["schedule"][point["schedule"]])):
+        return False
+    return key not in DEGREES or math.prod(point[one] for one in DEGREES[key]) > (key != "secondary")
+
+
+def differences(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return the settings in which two readable strategies differ, with both values; ``-`` if a
+    strategy lacks the setting."""
+    keys = list(dict.fromkeys([*first, *second]))
+    return {
+        key: (first.get(key, "-"), second.get(key, "-")) for key in keys if first.get(key, "-") != second.get(key, "-")
+    }
+
+
+def changed_settings(base: Point, other: Point) -> str:
+    """Return the settings of ``other`` that differ from those of ``base``, as in ``pp=2 dp=32``."""
+    changed = differences(readable(base), readable(other)).items()
+    told = [f"{key}={value}" for key, (_, value) in changed if value != "-"]
+    told = told or [f"no {key}" for key, _ in changed]  # settings without effect there, e.g. a second copy of shards
+    return " ".join(told) or "the same strategy otherwise timed"
+
+
+def describe_parts(parts: Mapping[str, float], seconds: float) -> str:
+    """Return a sentence on the largest parts of a step. seconds: of the step."""
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    told = [f"{PARTS[name]} for {value / seconds:.0%}" for name, value in ordered[:4] if value > SHOWN * seconds]
+    return f"A step is {', '.join(told)} of its time."
+
+
+def largest_loss(best: Mapping[str, float], other: Mapping[str, float]) -> tuple[str, float]:
+    """Return the part of a step in which ``other`` is slowest relative to ``best``, in words, and
+    by how many seconds."""
+    more = {name: other.get(name, 0.0) - best.get(name, 0.0) for name in {**best, **other}}
+    most = max(more, key=lambda name: more[name])
+    return PARTS[most], max(0.0, more[most])
+
+
+def runner_up(candidates: Sequence[Candidate]) -> list[str]:
+    """Return a sentence on what the second candidate loses against the first; empty if there is
+    only one."""
+    if len(candidates) < 2:
+        return []
+    best, second = candidates[:2]
+    part, seconds = largest_loss(best.parts, second.parts)
+    more = second.seconds - best.seconds
+    share = f"{more / best.seconds:.{1 if more > 0.001 * best.seconds else 2}%}"
+    longer = f"{share} ({in_seconds(more)}) longer: {in_seconds(seconds)} more for {part}"
+    longer += f", {in_seconds(seconds - more)} less for the rest" if seconds > 1.1 * more else ""
+    differs = seconds > ALIKE * best.seconds
+    return [f"The runner-up ({changed_settings(best.point, second.point)}) takes {longer if differs else 'as long'}."]
+
+
+def describe_safety_cost(candidates: Sequence[Candidate]) -> list[str]:
+    """Return a sentence on what the safest candidate (the first) costs against the fastest; empty
+    if there is only one."""
+    best, fastest = candidates[0], min(candidates, key=lambda one: one.seconds)
+    if len(candidates) < 2:
+        return []
+    if fastest is best:
+        sure = percent(best.memory.likely)
+        return [f"The safest is the fastest as well, {sure} sure to fit: nothing is given up."]
+    likely = [percent(one.memory.likely) for one in (best, fastest)]
+    sizes = [in_bytes(one.most_memory) for one in (best, fastest)]
+    return [
+        f"The safest of those that take at most {LONGER - 1:.0%} longer than the fastest: it fills {sizes[0]} in "
+        f"place of {sizes[1]} and is {likely[0]} in place of {likely[1]} sure to fit. It gives up "
+        f"{best.seconds / fastest.seconds - 1:.1%} of time against the fastest "
+        f"({changed_settings(best.point, fastest.point)}), which takes {in_seconds(fastest.seconds)}."
+    ]
+
+
+def describe_gain(name: str, slower: float, seconds: float) -> str:
+    """Return a sentence on the gain of an overlap. slower: seconds of the step without the
+    overlap."""
+    gained = slower / seconds - 1
+    told = f"{'gains' if gained >= 0 else 'costs'} {abs(gained):.1%}"
+    return f"{name} {told}: a step that hides none of it would take {in_seconds(slower)}."
+
+
+def without_overlaps(point: Point) -> dict[str, dict[str, int]]:
+    """Return the point with one overlap switched off, for each overlap; keys are phrases that name
+    the overlap."""
+    found = dict[str, dict[str, int]]()
+    base = dict(point)
+    if point["tp"] > 1 and point["overlap"] != OVERLAPS.index("sync"):
+        off = {"overlap": OVERLAPS.index("sync"), "p1": 1, "p2": 1}
+        found["Hiding tensor parallelism's communication"] = base | off
+    if point["dp"] * point["cp"] > 1 and point["shard_overlap"] != SHARD_OVERLAPS.index("none"):
+        found["Hiding data parallelism's communication"] = base | {"shard_overlap": SHARD_OVERLAPS.index("none")}
+    return found
+
+
+def fixed_order(point: Point) -> list[str]:
+    """Return a remark on a strategy whose slices take turns in the fixed order of Domino's
+    paper."""
+    if point["tp"] * point["cp"] == 1 or OVERLAPS[point["overlap"]] != "fixed":
+        return []
+    return ["In closed form Domino's fixed order is priced as the searched one; a simulated step has its own time."]
+
+
+# ---- constraints of the job ----
+
+
+@dataclass(frozen=True)
+class ConstraintCheck:
+    """A constraint and how the strategy meets it. text: as the job writes it. found: the strategy's
+    values: one, or one for each pp rank if these differ."""
+
+    text: str
+    met: bool
+    found: tuple[str, ...]
+
+
+def check_constraints(job: Job, point: Mapping[str, int], memory: int) -> list[ConstraintCheck]:
+    """Return the job's constraints in order, checked for a job that leaves nothing open. point: of
+    its strategy. memory: bytes of the fullest rank."""
+    places = [values | {"memory": memory} for values in _places(job, point)]
+    found = list[ConstraintCheck]()
+    for one in map(Constraint.parse, job.plan.constraints):
+        values = list(dict.fromkeys(place[column_of(one)] for place in places))
+        words = tuple(_word(one.quantity, value) for value in values)
+        found.append(ConstraintCheck(one.text, all(bool(one.holds(value)) for value in values), words))
+    return found
+
+
+def format_constraints(checks: Sequence[ConstraintCheck]) -> list[str]:
+    """Return a sentence on all constraints, violated ones first; empty if there are none."""
+    parts = [
+        f"'{one.text}' is {'' if one.met else 'not '}met ({', '.join(one.found)})"
+        for one in sorted(checks, key=lambda one: one.met)
+    ]
+    return [f"plan.constraints: {'; '.join(parts)}."] if parts else []
+
+
+def _places(job: Job, point: Mapping[str, int]) -> list[dict[str, int | str]]:
+    """Return the constrained quantities of every pp rank. A schedule that is not built in keeps its
+    own name, since points have the number of 1f1b for it."""
+    known = job.strategy.schedule in SCHEDULES
+    more = {"ulysses": point["cp"] // point["ring"]} | ({} if known else {"schedule": schedule_of(job, point)})
+    if len(set(job.degrees)) == 1:
+        return [{**point, **more}]
+    found = list[dict[str, int | str]]()
+    for dp, tp in dict.fromkeys(job.degrees):
+        sharding = job.sharding(dp * point["cp"])
+        shard = {key: getattr(sharding, key) for key in ("params", "grads", "optim", "secondary")}
+        found.append({**point, **more, **shard, "dp": dp, "tp": tp, "micro": -(-job.micro_batch // dp)})
+    return found
+
+
+def _word(quantity: str, value: int | str) -> str:
+    if isinstance(value, str):
+        return value
+    if quantity in SIZES:
+        return in_bytes(value)
+    return spelled(quantity, value)
+
+
+# ---- parts of a step in closed form ----
+
+AXES = {
+    "compute": ("linear", "attention", "elementwise", "host", "head"),
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "ep": ("ep",),
+    "dp": ("sharding", "sync"),
+    "pp": ("transfers",),
+    "optimizer": ("optimizer",),
+    "idle": ("bubble", "straggler"),
+    "beside": ("fixed",),
+}
+"""Parts of the closed form's seconds, by the names of the answer's parts."""
+
+
+def closed_parts(seconds: Seconds) -> dict[str, float]:
+    """Return the seconds of a single point by axis; they add up to the step's seconds."""
+    return {axis: float(sum(getattr(seconds, name)[0] for name in names)) for axis, names in AXES.items()}

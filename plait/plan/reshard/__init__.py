@@ -1,0 +1,1 @@
+"""Resharding: messages between pipeline stages with different tensor layouts."""

@@ -1,0 +1,210 @@
+"""Simulation of a plan's step on a described cluster, or with costs that the plan itself contains;
+and its pictures: timeline and memory of a rank of every pp rank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from plait.core.base.pictures import Bar, PlotCurve
+from plait.core.cluster.hardware import Cluster
+from plait.core.cluster.network import Network
+from plait.core.job.plan import Plan
+from plait.core.model.experts import refuse_experts
+from plait.core.record.records import sent_bytes
+from plait.core.record.timeline import Span
+from plait.core.step.clock.pipeline import Simulated, Simulation
+from plait.core.step.clock.places import shared_pace
+from plait.core.step.clock.prices import ClusterPrices, PlacedPrices, Prices, muon_of
+from plait.core.step.memory.estimate import PipelineRankMemory
+from plait.core.step.memory.pipeline_memory import Peak
+from plait.core.step.orders.segment_costs import BANDWIDTH, FLOPS, SegmentCosts
+from plait.core.step.seconds.costs import Launches
+from plait.core.step.seconds.sharding_costs import MuonPrices, Number
+from plait.core.step.segments import Collective
+from plait.core.step.step import PipelineRank, Step
+from plait.plan.explain.memory_report import MemoryReport
+
+OPTIMIZER_BYTES, FLOPS_A_BYTE = 40, 4
+"""Optimizer cost without a described cluster. OPTIMIZER_BYTES: memory traffic of one parameter's
+update; FLOPS_A_BYTE: FLOPs that one byte of it counts as."""
+
+
+def simulate_plan(
+    plan: Plan, cluster: Cluster | None = None, *, jitter_seed: int | None = None, placed: PlacedOn | None = None
+) -> Simulated:
+    """Simulate a step of ``plan`` on ``cluster``, whose nodes its ranks fill in order.
+
+    cluster: None for the plan's own costs, measured or from shapes; proportions of the latter mean
+    more than their seconds. placed: the minipods of these nodes; None: all in one. jitter_seed:
+    seed of a random factor on each node's step time; a pp rank waits for its slowest node. None:
+    every node takes as long as the job's slowest node does on average. Raises JobError if the
+    cluster has no peak for the plan's precision.
+    """
+    refuse_experts(plan.model, "simulated")
+    if cluster is None:
+        return Simulation(plan, PlanPrices(plan), jitter_seed, lambda: plan.key).simulated
+    prices = placed.prices(plan, cluster) if placed else ClusterPrices(plan, cluster)
+    found = Simulation(plan, prices, jitter_seed, lambda: plan.key).simulated
+    if cluster.crowd == 1.0:
+        return found
+    pace = shared_pace(found.simulation.run().courses, cluster.crowd)
+    return Simulation(plan, replace(prices, pace=pace), jitter_seed, lambda: plan.key).simulated
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedOn:
+    """Placement in minipods. pods: the minipod of every host, by node rank. network: the costs of
+    crossing minipods."""
+
+    pods: tuple[int, ...]
+    network: Network
+
+    def prices(self, plan: Plan, cluster: Cluster) -> PlacedPrices:
+        """Return the costs of a plan's step on a cluster."""
+        return PlacedPrices(plan, cluster, pods=self.pods, network=self.network)
+
+
+@dataclass(frozen=True)
+class PlanPrices(Prices):
+    """Costs of a plan without a described cluster."""
+
+    plan: Plan
+    slow: tuple[float, float] = (1.0, 1.0)
+    buffered: bool = True
+    jitter: float = 0.0
+    ranks_per_node: int = 0
+    step_overhead: float = 0.0
+
+    def costs(self, place: int) -> SegmentCosts:
+        return self.plan.order_costs(place)
+
+    def launches(self, place: int) -> Launches:
+        return Launches()
+
+    def cost_class(self, place: int) -> object:
+        return None
+
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
+        return sent_bytes(kind, int(nbytes), ranks) / BANDWIDTH
+
+    def tier(self, ranks: int, stride: int) -> int:
+        return 0
+
+    def update(self, numbers: int) -> float:
+        return numbers * OPTIMIZER_BYTES * FLOPS_A_BYTE / FLOPS
+
+    def muon(self, place: PipelineRank) -> float:
+        def product(m: Number, k: Number, n: Number) -> Number:
+            return 2 * m * k * n / FLOPS
+
+        def exchange(nbytes: Number, ranks: Number) -> Number:
+            return sent_bytes("all_to_all", int(nbytes), int(ranks)) / BANDWIDTH
+
+        work = self.plan.workload
+        return muon_of(place, MuonPrices(work.matrix_steps, work.matrix_itemsize, product, exchange))
+
+    def travel(self, source: int, target: int) -> float:
+        """Return the seconds of sending all tensors one after the other, according to their reshard
+        plans."""
+        reshards = self.plan.reshards.get(self.plan.strategy.sequence_parallel, {})
+        return sum(plan.predicted for plan in reshards.get((source, target), {}).values()) * 1e-9
+
+    def way(self, source: int, target: int) -> int:
+        return 1
+
+
+CELLS = 1_000
+"""Number of time cells in a picture; each shows the kind of op that takes most of it."""
+MOST_PLACES = 8
+"""Largest number of pp ranks in a picture; of more, the first, the last and others at equal
+distances are shown."""
+
+
+def shown_places(count: int) -> list[int]:
+    """Return the pp ranks that a picture shows.
+
+    >>> shown_places(3), shown_places(15)
+    ([0, 1, 2], [0, 2, 4, 6, 8, 10, 12, 14])
+    """
+    if count <= MOST_PLACES:
+        return list(range(count))
+    return sorted({round(at * (count - 1) / (MOST_PLACES - 1)) for at in range(MOST_PLACES)})
+
+
+def step_bars(simulated: Simulated) -> list[Bar]:
+    """Return the bars of computation and network, for the first rank of every shown pp rank, in a
+    step in the middle of a run."""
+    meshes = simulated.simulation.step.layout.meshes
+    places = {meshes[place].first: place for place in shown_places(len(meshes))}
+    spans = defaultdict[tuple[int, str], list[Span]](list)
+    for span in simulated.timeline((1,), tuple(places)).spans:
+        spans[span.rank, span.lane].append(span)
+    return [
+        bar
+        for rank, place in places.items()
+        for lane, name in (("processor", f"pp rank {place}"), ("network", f"pp rank {place}, network"))
+        for bar in _runs(spans[rank, lane], name, simulated.seconds)
+    ]
+
+
+def _runs(spans: Sequence[Span], row: str, seconds: float) -> Iterator[Bar]:
+    """Yield bars: consecutive cells of one kind are joined."""
+    each, busy = seconds / CELLS, [defaultdict[str, float](float) for _ in range(CELLS)]
+    for span in spans:
+        first, last = (min(CELLS - 1, int(at / each)) for at in (span.start, span.end))
+        for cell in range(first, last + 1):
+            shared = min(span.end, (cell + 1) * each) - max(span.start, cell * each)
+            busy[cell][_kind(span)] += max(0.0, shared)
+    sums = [sum(cell.values()) for cell in busy]
+    least = min(each / 2, 0.99 * max(sums))  # a row of short spans keeps its longest
+    told = [
+        max(cell, key=lambda kind: cell[kind]) if some > least else "" for cell, some in zip(busy, sums, strict=True)
+    ]
+    at = 0
+    for kind, cells in groupby(told):
+        count = len(list(cells))
+        if kind:
+            yield Bar(row, at * each, (at + count) * each, "", kind)
+        at += count
+
+
+def _kind(span: Span) -> str:
+    match span.kind:
+        case "compute":
+            return span.direction
+        case "wait" | "idle":
+            return "waiting"
+        case "comm":
+            return "collective"
+        case _:
+            return "transfer"
+
+
+def memory_curves(simulated: Simulated, step: Step, report: MemoryReport, *, gpu: bool) -> list[PlotCurve]:
+    """Return the memory in bytes of a rank of every shown pp rank over a step, including the
+    device's overhead besides tensors. The curve has points before, at the peak of, and after every
+    computation of the schedule."""
+    run = simulated.simulation.run()
+    found = list[PlotCurve]()
+    for place in shown_places(len(report.places)):
+        memory = report.places[place].place.memory
+        lasting = memory.total - memory.activations + report.places[place].overhead
+        walk, turns = PipelineRankMemory(step, place, gpu).walk(), iter(run.courses[place].turns)
+        points = [(0.0, float(lasting))]
+        for op in step.schedule_with_transfers.ranks[place]:
+            before, walk.peak = walk.live, Peak(0, "", 0)
+            walk.run([op])
+            if op.computes:
+                turn = next(turns)
+                end = turn.start + turn.outcome.seconds * turn.scale
+                points += [
+                    (turn.start, float(lasting + before)),
+                    ((turn.start + end) / 2, float(lasting + walk.peak.bytes)),
+                    (end, float(lasting + walk.live)),
+                ]
+        points.append((simulated.seconds, float(lasting)))
+        found.append(PlotCurve(f"pp rank {place}", points))
+    return found
