@@ -366,8 +366,23 @@ def _counts(points: StrategyTable, which: Ints) -> Counts:
     most = ROUNDS * pp + (0 if schedule_properties(name).uneven else count % pp)
     if written(name) or count <= most:
         return share * _chains(name, pp, chunks, count)
+    return share * (_chains(name, pp, chunks, most) + (count - most) / pp * _rounds(name, pp, chunks, most))
+
+
+@cache
+def _rounds(name: str, pp: int, chunks: int, most: int) -> Counts:
+    """Return for each of ``PROBES`` the op counts that a further round adds to the longest chain.
+
+    Where chains tie, the longest ones of two runs may be of two forms, and their difference is no
+    round. A true round takes no longer than the runs differ, at any probe.
+    """
     far, near = (_chains(name, pp, chunks, some) for some in (most, most - pp))
-    return share * np.maximum(far, far + (count - most) / pp * (far - near))
+    costs = np.stack(PROBES)
+    further = ((far - near) * costs).sum(axis=1)
+    rounds = np.unique((far[:, None] - near[None]).reshape(-1, far.shape[1]), axis=0)
+    seconds = rounds @ costs.T
+    possible = (rounds >= 0).all(axis=1) & (seconds <= further * (1 + 1e-9)).all(axis=1)
+    return rounds[possible][seconds[possible].argmax(axis=0)]
 
 
 @cache

@@ -3,6 +3,8 @@ runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from plait.core.base.errors import ScheduleError
 from plait.core.step.clock.pipeline_clock import PipelineCosts, dry_run
+from plait.core.step.columns import points
 from plait.core.step.columns.points import (
     NAMES,
     SCHEDULES,
@@ -19,9 +22,10 @@ from plait.core.step.columns.points import (
     schedule_properties,
     stages_of,
 )
-from plait.core.step.schedule import Schedule
-from plait.core.step.schedules import GENERATORS, generate, planned_shape, whole_steps
-from plait.core.step.seconds.pipeline_time import Stages, chain_seconds, pipeline
+from plait.core.step.schedule import Op, Schedule
+from plait.core.step.schedules import GENERATORS, Generator, Shape, generate, planned_shape, whole_steps
+from plait.core.step.seconds import pipeline_time
+from plait.core.step.seconds.pipeline_time import FORMS, Stages, pipeline
 
 
 def planned(name: str, pp: int, count: int, virtual: int = 2) -> Schedule:
@@ -41,7 +45,7 @@ def test_how_many_micro_batches_fill_places(name: str, pp: int, count: int, told
 
 def test_what_schedules_do() -> None:
     def having(fact: str) -> list[str]:
-        return [name for name in GENERATORS if getattr(schedule_properties(name), fact)]
+        return [name for name in FORMS if getattr(schedule_properties(name), fact)]
 
     assert having("splits") == ["zb-h1", "zb-h2", "zb-v"]
     assert (having("turns"), having("circles"), having("collects")) == (["zb-v"], ["interleaved"], ["gpipe"])
@@ -104,12 +108,28 @@ def test_a_schedule_in_a_file_has_the_seconds_of_its_longest_chain(
         assert total == pytest.approx(exact(schedule, stages(first, last), hop), rel=2e-3)
 
 
-@pytest.mark.parametrize("name", GENERATORS)
-def test_chains_of_more_rounds_than_are_run(name: str) -> None:
-    for count in (31, 32):
-        each, row = stages(1.2, 1.5), {"schedule": SCHEDULES.index(name), "pp": 4, "num_micro": count, "virtual": 2}
-        found = chain_seconds(StrategyTable.of([row]), each.by_place(np.array([4])), 0.05)[0]
-        assert found == pytest.approx(exact(planned(name, 4, count), each, 0.05), rel=0.01)
+def breadth_first(shape: Shape, wanted: Iterable[int]) -> Iterable[list[Op]]:
+    """Each stage computes all micro-batches before the rank's next stage (arXiv 2211.05953)."""
+    for rank in wanted:
+        own = range(rank, shape.num_stages, shape.ranks)
+        yield [Op(stage, "F", at) for stage in own for at in range(shape.micro_batches)] + [
+            Op(stage, "B", at) for stage in reversed(own) for at in range(shape.micro_batches)
+        ]
+
+
+@pytest.mark.parametrize("name", [*GENERATORS, "breadth-first"])
+@pytest.mark.parametrize(("pp", "counts"), [(2, (9, 64)), (4, (31, 32, 256)), (8, (40, 256))])
+def test_chains_of_more_rounds_than_are_run(
+    name: str, pp: int, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GENERATORS, "breadth-first", Generator(breadth_first, chunks=2))
+    monkeypatch.setattr(points, "NAMES", [*SCHEDULES, "breadth-first"])
+    monkeypatch.setattr(pipeline_time, "NAMES", points.NAMES)
+    for count, (first, last) in product(counts, PLACES):
+        each = stages(first, last)
+        row = {"schedule": points.NAMES.index(name), "pp": pp, "num_micro": count, "virtual": 2}
+        found = pipeline_time.chain_seconds(StrategyTable.of([row]), each.by_place(np.array([pp])), 0.05)[0]
+        assert found == pytest.approx(exact(planned(name, pp, count), each, 0.05), rel=0.015)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "interleaved"])
