@@ -28,7 +28,7 @@ from plait.core.record.timeline import OpSpan
 from plait.core.step.clock.pipeline_clock import peak_activations
 from plait.core.step.orders.segment_costs import SegmentCosts
 from plait.core.step.schedule import Transfer
-from plait.core.step.schedules import Shape, generate
+from plait.core.step.schedules import generate, planned_shape
 from plait.core.step.step import Step, Workload
 from plait.plan.make import assemble_plan
 from plait.train.comm.wire import Wire
@@ -64,7 +64,6 @@ from tests.support.held import states_held
 
 BATCH, MICRO = 16, 4
 PLAIN = Strategy()
-CHUNKS = {"interleaved": 2, "zb-v": 2}
 
 
 @dataclass(frozen=True)
@@ -152,8 +151,7 @@ class Pipeline:
     def plan(self) -> Plan:
         """Equal on every rank, each of which is a host of its own."""
         name, places, count = self.schedule, len(self.degrees), BATCH // MICRO
-        slack = (2,) * (places - 1) if name == "slack-1f1b" else ()
-        shape = Shape(ranks=places, micro_batches=count, chunks=CHUNKS.get(name, 1), slack=slack)
+        shape = planned_shape(name, places, count, 2)
         workload = Workload(micro_batch=MICRO, num_micro_batches=count, sequence=SEQUENCE, precision="fp64")
         step = Step.of(
             self.spec, workload, self.strategy, Layout(tuple(self.degrees), self.strategy.cp), generate(name, shape),

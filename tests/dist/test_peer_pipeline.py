@@ -20,10 +20,11 @@ from torch.distributed.pipelining import (
 
 from plait.core.model.families import huggingface_config
 from plait.core.model.spec import ModelSpec
+from plait.core.step.schedules import planned_shape
 from plait.train.checkpoint.weight_files import place
 from plait.train.engine.feed import micro_batches
 from tests.dist.equality import SEED, SEQUENCE, Pool, relative_error, worst
-from tests.dist.pipelining import BATCH, CHUNKS, MICRO, Pipeline, opened
+from tests.dist.pipelining import BATCH, MICRO, Pipeline, opened
 from tests.support.models import gpt, llama
 
 SCHEDULES: dict[str, Any] = {
@@ -103,7 +104,7 @@ def _peer(rank: int, whole: Any, spec: ModelSpec, name: str, places: int, tokens
     """A step of torch's schedule on this rank's stages of ``whole``; the mean loss where the head
     is, else
     0."""
-    chunks = CHUNKS.get(name, 1)
+    chunks = planned_shape(name, places, 1, 2).chunks
     count = places * chunks
     held = {"zb-v": [rank, count - 1 - rank], "interleaved": [rank + places * chunk for chunk in range(chunks)]}.get(
         name, [rank]

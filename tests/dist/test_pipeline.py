@@ -10,7 +10,7 @@ import pytest
 
 from plait.core.job.plan import Choices
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.schedules import GENERATORS
+from plait.core.step.schedules import GENERATORS, planned_shape
 from tests.dist import pipelining
 from tests.dist.equality import Pool, assert_equal
 from tests.dist.pipelining import Pipeline
@@ -36,7 +36,7 @@ def test_every_schedule_equals_the_reference(
     pool: Pool, name: str, model: str, shape: tuple[int, int], p1: int, again: Any, delay: int | None
 ) -> None:
     (pp, tp), parts = shape, 2 * MODELS[model].levels + 1
-    spec = replace(MODELS[model], num_layers=-(-pp * pipelining.CHUNKS.get(name, 1) // parts) * parts)
+    spec = replace(MODELS[model], num_layers=-(-planned_shape(name, pp, 1, 2).num_stages // parts) * parts)
     assert_equal(pool, Pipeline(spec, [(1, tp)] * pp, name, Strategy(p1=p1, recompute=again), delay=delay))
 
 

@@ -25,15 +25,14 @@ from plait.core.step.schedules import (
     forward_only,
     generate,
     parse_schedule,
+    planned_shape,
 )
 
 EVERY = [(name, ranks, count) for name in GENERATORS for ranks in (1, 2, 3, 4) for count in (1, 2, 4, 5, 9)]
 
 
 def made(name: str, ranks: int, count: int) -> Schedule:
-    chunks = {"zb-v": 2, "interleaved": 3}.get(name, 1)
-    slack = (2,) * (ranks - 1) if name == "slack-1f1b" else ()
-    return generate(name, Shape(ranks=ranks, micro_batches=count, chunks=chunks, slack=slack))
+    return generate(name, planned_shape(name, ranks, count, 3))
 
 
 @pytest.mark.parametrize(("name", "ranks", "count"), EVERY)

@@ -352,7 +352,8 @@ def chain_seconds(points: StrategyTable, parts: Counts, transfer: Any) -> Second
     hop = np.broadcast_to(np.asarray(transfer, np.float64), found.shape)
     _, kind_of = distinct([points.schedule, points.pp, points.virtual, points.num_micro])
     for which in groups(kind_of):
-        found[which] = (_counts(points, which) @ np.concatenate([parts[:, which], hop[None, which]])).max(axis=0)
+        counts, seconds = _counts(points, which), [*parts[:, which], hop[which]]
+        found[which] = sum(np.multiply.outer(*pair) for pair in zip(counts.T, seconds, strict=True)).max(axis=0)
     return found
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plait.core.base.errors import ScheduleError
 from plait.core.step.clock.pipeline_clock import PipelineCosts, Transfers, dry_run
 from plait.core.step.schedule import Op, Schedule, ends, with_edges, with_transfers
-from plait.core.step.schedules import GENERATORS, Shape, generate
+from plait.core.step.schedules import GENERATORS, generate, planned_shape
 
 SECONDS = st.sampled_from((0.0, 0.25, 1.0, 1.5))
 Moments = dict[Op, tuple[float, float]]
@@ -60,10 +60,7 @@ def solved(schedule: Schedule, costs: PipelineCosts, transfers: Transfers) -> Mo
 @given(st.data())
 def test_every_op_runs_at_the_first_moment_that_no_rule_forbids(data: st.DataObject) -> None:
     name, ranks = data.draw(st.sampled_from(sorted(GENERATORS))), data.draw(st.integers(1, 4))
-    chunks = {"zb-v": 2, "interleaved": 2}.get(name, 1)
-    slack = (2,) * (ranks - 1) if name == "slack-1f1b" else ()
-    shape = Shape(ranks=ranks, micro_batches=data.draw(st.integers(1, 6)), chunks=chunks, slack=slack)
-    schedule = generate(name, shape)
+    schedule = generate(name, planned_shape(name, ranks, data.draw(st.integers(1, 6)), 2))
     skips = [(0, stage) for stage in range(2, schedule.num_stages) if data.draw(st.booleans())]
     schedule = with_transfers(with_edges(schedule, [*schedule.edges, *skips]), data.draw(st.integers(0, 4)))
     forward, inputs, weights = (tuple(data.draw(SECONDS) for _ in range(schedule.num_stages)) for _ in range(3))

@@ -70,7 +70,7 @@ def walked(name: str, pp: int, virtual: int, count: int, place: int, size: np.nd
 @pytest.mark.parametrize("kinds", ["again", "mixed", "plain"])
 def test_the_fullest_row_is_what_a_walk_finds(name: str, pp: int, kinds: str) -> None:
     chance = random.Random(f"{name} {pp} {kinds}")
-    virtual = 2 if name in ("interleaved", "zb-v") else 1
+    virtual = planned_shape(name, pp, 1, 2).chunks
     if pp == 1 and name != "1f1b":
         return  # a pipeline of one place has no other
     for count in (1, pp, 3 * pp):
@@ -93,7 +93,7 @@ def test_the_fullest_row_is_what_a_walk_finds(name: str, pp: int, kinds: str) ->
 def test_more_micro_batches_than_enough_change_nothing(name: str) -> None:
     """But for GPipe, where all are kept, and for an interleaved schedule whose last round is not
     whole."""
-    chance, pp, virtual = random.Random(name), 3, 2 if name in ("interleaved", "zb-v") else 1
+    chance, pp, virtual = random.Random(name), 3, planned_shape(name, 3, 1, 2).chunks
     layers: Layers = ((1, 0),) * virtual
     for many in (40, 42):
         least = schedule_properties(name).enough(pp, many)
