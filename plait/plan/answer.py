@@ -61,23 +61,27 @@ from plait.plan.search.simulate import simulate_plan
 from plait.plan.search.space import SearchRequest, any_point
 
 SIMULATED = 4
-"""Number of finalists of the closed form that are simulated in addition to those shown, since they
-may be faster."""
+"""Number of strategies that are simulated in addition to those shown: they rank lower in closed
+form, but may be faster when simulated."""
 LIGHT, MANY, WIDE = 40, 20, 1.06
-"""Light models: maximum number of layers; finalists simulated in addition; and how much slower than
-the best a finalist may be. Their simulation is fast, and the closed form errs most where the host
-is late and products are small."""
+"""Light models. LIGHT: maximum number of layers. MANY: strategies simulated in addition to those
+shown. WIDE: they are simulated while their closed-form seconds are at most this factor times the
+best's. Their simulation is fast, and the closed form errs most where the host is late and products
+are small."""
 FEW = 4
-"""Number of finalists if only the best is needed, quickly."""
+"""Number of strategies to simulate if only the best one is needed, quickly."""
 PROPOSED = 24
-"""Maximum number of changes that are traced if a strategy does not fit."""
+"""Maximum number of changed jobs whose memory is traced, to propose a change if a strategy does not
+fit."""
 WIDER = 5
-"""Number of families that are ranked, as a multiple of those simulated: simulations correct the
-predictions of the other families."""
+"""Number of strategies to rank in closed form, as a multiple of those simulated: each simulation
+corrects the closed form of similar strategies. Strategies that differ in tuning alone
+(``search.FAMILY``) count once."""
 MORE = 8
-"""Number of finalists traced if none of the first ones fits, as a multiple."""
+"""Number of strategies whose memory is traced if none of the first ones fits, as a multiple of the
+first number."""
 CROWDED = 0.5
-"""Fraction of a device's memory below which a strategy needs no advice on freeing memory."""
+"""Fraction of a device's memory: a strategy that fills less gets no advice on freeing memory."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,8 @@ class Planner:
     slowed: float = 1.0
     configured_framework: Framework | None = None
     _seconds: dict[frozenset[tuple[str, int]], float] = field(default_factory=dict, init=False, compare=False)
-    """Seconds per step of points that were finalists."""
+    """Predicted seconds per step of strategies in this search, by their (column, value) pairs
+    (``StrategyTable``)."""
 
     @cached_property
     def framework(self) -> Framework | None:
@@ -117,13 +122,15 @@ class Planner:
 
     @cached_property
     def margin(self) -> Margin:
-        """Memory of every device that a plan must leave free."""
+        """Memory that a plan must leave free on every device. Raises JobError if it leaves nothing
+        for tensors."""
         return margin_of(self.job, self.cluster)
 
     @cached_property
     def request(self) -> SearchRequest:
-        """The job's search space. On this machine, if the job does not set the number of ranks: as
-        many ranks as there are cores, reduced until they can share the batch."""
+        """The job's search space. If ``[cluster]`` is this machine and the job does not set the
+        number of ranks: one rank for each core, or fewer if so many cannot share the batch. Raises
+        JobError for settings that no search can respect."""
         asked, section = search_request(self.job, self.model, self.cluster), self.job.cluster
         if self.framework:
             if self.framework.name == "megatron" and self.job.train.precision in QUANTISED:
@@ -138,19 +145,21 @@ class Planner:
 
     @property
     def closed_form_only(self) -> bool:
-        """True if the job is predicted in closed form alone, since instruction lists do not support
-        all of it."""
+        """True if the job is predicted by formulas alone and never simulated: instruction lists
+        lack a part of it, or it runs in another framework."""
         return bool(self.model.experts or self.model.kv_lora_rank or self.job.planning_only or self.framework)
 
     @property
     def _light(self) -> bool:
-        """True if simulating a finalist takes little time."""
+        """True if the model has few enough layers (``LIGHT``) that simulating a strategy takes
+        little time."""
         return self.model.num_layers <= LIGHT
 
     @uncollected()
     def answer(self) -> Answer:
-        """Return the best strategies. Raises JobError if the job cannot be searched, InfeasiblePlan
-        if nothing fits."""
+        """Return the ``plan.top`` best strategies with their predictions: the fastest first, or the
+        safest if the job asks for that. Raises JobError if the job cannot be searched,
+        InfeasiblePlan if nothing fits."""
         shown = self.job.plan.top
         found, searched = self._finalists(shown, more=MANY if self._light else SIMULATED)
         first = first_of_family(
@@ -164,14 +173,16 @@ class Planner:
 
     @uncollected()
     def chosen(self) -> Candidate:
-        """Return the best candidate, from fewer finalists than ``answer`` simulates. Raises like
-        ``answer``."""
+        """Return the best strategy with its prediction, from ``FEW`` simulations instead of those
+        of ``answer``. Raises JobError if the job cannot be searched, InfeasiblePlan if nothing
+        fits."""
         found, _ = self._finalists(FEW)
         return self._safest_first(found)[0] if self.margin.safest else found[0]
 
     def _safest_first(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates with the safest one first, then the fastest first. The safest is
-        the most likely to fit of those that are hardly slower than the fastest."""
+        """Return the safest strategy, then the other ``candidates`` in their order, the fastest
+        first. The safest is the most likely to fit into memory of those that take at most
+        ``LONGER`` times the fastest's seconds."""
         fastest = candidates[0]
         limit = LONGER * (fastest.closed_form or fastest.seconds)
         points = safest(self.request, self.cluster, self.job.train.precision, seconds=limit, keep=ROOMIEST,
@@ -208,12 +219,11 @@ class Planner:
         return replace(answer, why=[*format_constraints(asked), *instead, *answer.why], constraints=asked)
 
     def _finalists(self, sure: int, more: int = 0) -> tuple[list[Candidate], int]:
-        """Return candidates, fastest first, and the number of points searched.
+        """Return (candidates, fastest first; number of strategies in the searched space).
 
-        The candidates are the ``sure`` best, those of ``more`` others that may be faster, and
-        neighbours of the best. The closed form may predict too little memory: if all finalists are
-        too large, many more are traced.
-        """
+        Predicted in full are the ``sure`` best in closed form, those of ``more`` others that may be
+        faster, and strategies that differ from the best in one choice. If all of these need too
+        much memory, many more are tried. Raises InfeasiblePlan if none can be planned."""
         count, light = sure + more, bool(more) and self._light
         for keep in (2 * count if light else WIDER * count, MORE * count):
             ranked = search(self.request, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
@@ -234,9 +244,9 @@ class Planner:
         raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned. The fastest: {why}")
 
     def _less_hidden(self, point: Mapping[str, int]) -> list[dict[str, int]]:
-        """Return variants with one overlap less, or with sharding that hides less, if they are
-        faster in closed form: overlap slows down the computation that hides it. The search space
-        has only the variant that hides most."""
+        """Return variants of a strategy, as columns of ``StrategyTable``, that are faster in closed
+        form: with one overlap less, or with sharding that hides less. Overlap slows down the
+        computation that hides it; the search space has only the variant that hides most."""
         kinds = range(len(SHARD_OVERLAPS)) if point["dp"] * point["cp"] > 1 and not self.framework else ()
         rows = [dict(point) | {"shard_overlap": kind} for kind in kinds if self.request.allows("shard_overlap", kind)]
         rows += reasons.without_overlaps(point).values()
@@ -249,8 +259,8 @@ class Planner:
         return self._with_closed_form(shared_by_lists(self._finalist, points))
 
     def _with_closed_form(self, candidates: Sequence[Candidate | None]) -> list[Candidate | None]:
-        """Return simulated candidates with their closed-form seconds. All are computed at once,
-        which takes as long as one."""
+        """Return the candidates, with closed-form seconds for those that were only simulated; None
+        stays None. One evaluation prices all, which takes as long as one strategy."""
         some = [one for one in candidates if one and not one.closed_form and len(set(one.job.degrees)) == 1]
         points = StrategyTable.of([dict(one.point) for one in some]) if some else None
         said = self.closed_seconds(some[0].job, points).total.tolist() if points else []
@@ -258,8 +268,9 @@ class Planner:
         return [told.get(id(one), one) for one in candidates]
 
     def _finalist(self, point: Mapping[str, int]) -> Candidate | None:
-        """Return the prediction of a point; None if it is refused, for the reason that ``_refusal``
-        gives. Memory is checked first, since a simulation takes longer."""
+        """Return the prediction of a strategy, given as columns of ``StrategyTable``; None if it
+        breaks a rule or needs too much memory (``_refusal`` gives the reason). Memory is checked
+        first, since a simulation takes longer."""
         try:
             job = job_at(self.job, point)
             plan = None if self.closed_form_only else self.draft(job)
@@ -269,7 +280,8 @@ class Planner:
             return None
 
     def _refusal(self, point: Mapping[str, int]) -> str:
-        """Return why a point is refused: a rule that the arrays do not know, or memory."""
+        """Return a sentence on why ``_finalist`` gives None for a strategy: a rule that the search
+        space does not check, or memory."""
         try:
             one = self.predict(job_at(self.job, point))
         except PlaitError as error:
@@ -277,8 +289,8 @@ class Planner:
         return self._broken(one.memory) if one.memory.safe else str(self._too_large(one))
 
     def _broken(self, memory: MemoryReport) -> str:
-        """Return a phrase on the memory constraint that the traced memory violates; empty if there
-        is none."""
+        """Return a phrase on the memory constraint of ``plan.constraints`` that the fullest rank
+        violates; empty if all are met."""
         most = memory.fullest.total
         broken = (one for one in self.request.constraints if one.quantity == "memory" and not one.holds(most))
         return next((f"a rank needs {in_bytes(most)}, against '{one.text}' in plan.constraints" for one in broken), "")
@@ -292,8 +304,9 @@ class Planner:
         )
 
     def _nearest_change(self, candidate: Candidate) -> dict[str, Any] | None:
-        """Return the nearest change with which the candidate's job fits. Changes that fit in closed
-        form are traced."""
+        """Return the change of the job's keys nearest to the candidate with which its job fits, by
+        key; None if no usual change helps. Changes that fit in closed form are checked by traced
+        memory, at most ``PROPOSED``."""
         walked = count()
 
         def fits(job: Job) -> bool:
@@ -308,26 +321,29 @@ class Planner:
         return options_of(job, self.cluster.device, self.framework)
 
     def closed_seconds(self, job: Job, points: StrategyTable) -> Seconds:
-        """Return the closed form's seconds for strategies of a job."""
+        """Return the seconds of a step by part, in closed form: arrays with an element for each
+        strategy in ``points``."""
         return step_seconds(
             self.model, points, self.cluster, sequence=job.data.sequence_length, precision=job.train.precision,
             options=self._options(job),
         )  # fmt: skip
 
     def closed_memory(self, job: Job, points: StrategyTable) -> MemoryColumns:
-        """Return the closed form's memory for strategies of a job."""
+        """Return the bytes on the fullest device by kind, in closed form: arrays with an element
+        for each strategy in ``points``."""
         return step_memory(
             self.model, points, sequence=job.data.sequence_length, precision=job.train.precision,
             options=self._options(job), overhead=self.cluster.overhead,
         )  # fmt: skip
 
     def fit(self, points: StrategyTable, job: Job) -> NDArray[np.bool_]:
-        """Return which points of a job fit, in closed form."""
+        """Return True for each strategy in ``points`` that fits into memory with its margin, in
+        closed form."""
         return Needs.of(self.closed_memory(job, points), self.margin, self.cluster).fits()
 
     def memory(self, job: Job, plan: Plan | None) -> MemoryReport:
-        """Return the memory of every pp rank under a job's plan: traced, or in closed form if there
-        are no instruction lists."""
+        """Return the bytes on the devices of every pp rank under a job's plan: traced from
+        instruction lists, or in closed form if there are none or ``plan`` is None."""
         if self.closed_form_only or not plan:
             return self._closed_memory(job, point_of(job))
         return memory_report(plan, self.cluster, self.margin)
@@ -336,7 +352,8 @@ class Planner:
         return closed_report(self.model, point, self.cluster, job, self._options(job))
 
     def make_answer(self, candidates: Sequence[Candidate], *, searched: int) -> Answer:
-        """Return an answer with these candidates in this order."""
+        """Return an answer with these candidates in this order. searched: number of strategies in
+        the space."""
         return Answer(
             model=self.model,
             cluster=self.cluster,
@@ -352,8 +369,8 @@ class Planner:
         )
 
     def _trained(self, candidate: Candidate) -> float | None:
-        """Return the seconds in closed form of the part of the job that Plait can train; None if it
-        can train all of it, or if that part has no prediction."""
+        """Return the seconds of a step of the job without what Plait cannot train, in closed form;
+        None if Plait can train all of it, or if the rest has no prediction."""
         if not self.job.planning_only:
             return None
         try:
@@ -366,8 +383,8 @@ class Planner:
             return None
 
     def memory_savings(self, candidate: Candidate) -> list[MemorySaving]:
-        """Return changes that would free memory, for a strategy of equal pp ranks that fills more
-        than half of a device; else nothing."""
+        """Return priced changes that free memory, for a strategy with equal pp ranks that fills
+        more than ``CROWDED`` of a device; empty for other strategies."""
         if candidate.most_memory < CROWDED * candidate.memory.usable or len(set(candidate.job.degrees)) > 1:
             return []
         point, own, tried, rows = candidate.point, point_of(candidate.job), list[Move](), [dict(candidate.point)]
@@ -433,8 +450,8 @@ class Planner:
         )
 
     def _mfu(self, job: Job, seconds: float) -> tuple[float, float] | None:
-        """Return (MFU of a step of ``seconds``, the same with all attention scores counted); None
-        if the peak is unknown."""
+        """Return (MFU of a step of ``seconds``, MFU that counts all attention scores, causal or
+        not); None if the device's peak is unknown."""
         peak = job.run.peak_flops or self.slowed * (dense_peak(self.cluster.device, job.train.precision) or 0.0)
         sequence, batch = job.data.sequence_length, job.train.global_batch_size
         found = mfu(self.model, sequence=sequence, batch=batch, seconds=seconds, devices=job.world_size, peak=peak)
@@ -455,7 +472,8 @@ class Planner:
         return make_plan(job, self.cluster.hosts, vocab=self.vocab)
 
     def draft(self, job: Job) -> Plan:
-        """Return the part of the plan that predictions read."""
+        """Return a plan that only serves predictions: ``make_plan`` with ``draft``. Raises as
+        ``make_plan``."""
         return make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True)
 
     def simulated(self, job: Job, plan: Plan | None = None) -> Simulated:
@@ -463,7 +481,8 @@ class Planner:
         return simulate_plan(plan or self.draft(job), self.cluster)
 
     def seconds(self, job: Job) -> float:
-        """Return the seconds of a step, as in ``predict``."""
+        """Return the predicted seconds of a step: simulated, or in closed form if the job has no
+        simulation."""
         return (self.predict(job) if self.closed_form_only else self.simulated(job)).seconds
 
     def why(self, candidates: Sequence[Candidate]) -> list[str]:
@@ -479,8 +498,8 @@ class Planner:
         return [reasons.describe_parts(best.parts, best.seconds), *ahead, *gains, *reasons.fixed_order(best.point)]
 
     def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:
-        """Return the seconds of a step of the best strategy with settings ``off``; None if a rule
-        forbids them."""
+        """Return the predicted seconds of a step of the best strategy with settings ``off``
+        (columns of ``StrategyTable``); None if a rule forbids them."""
         try:
             return self._seconds.get(frozenset(off.items())) or self.seconds(job_at(best.job, off))
         except PlaitError:

@@ -56,7 +56,8 @@ WRITERS: Mapping[str, Writer] = {
 }  # fmt: skip
 HOW = "This is the file's own strategy: strategy=auto on the command line searches for a faster one."
 SAME = 0.005
-"""Fraction of a step: a search that gains less counts as finding nothing faster."""
+"""Relative gain in a step's time: a search that finds less is reported as finding nothing faster.
+"""
 
 
 def check_framework(framework: str, other_values: Sequence[str] = ()) -> None:
@@ -75,8 +76,9 @@ def check_emits(job: Job, framework: str) -> None:
 
 
 def emit(job: Job, framework: str, ranks_per_node: int = 0) -> Emitted:
-    """Return a job that leaves nothing open in the settings of ``framework``. ranks_per_node: adds
-    lines that start it, unless 0. Raises JobError for unknown frameworks."""
+    """Return a job's strategy as settings of ``framework``. job: leaves nothing open.
+    ranks_per_node: adds lines that start it with torchrun; 0: none. Raises JobError for unknown
+    frameworks, and for a job that the framework cannot express."""
     check_framework(framework)
     words, writer = WriterContext(job), WRITERS[framework]
     found = writer.write(words)
@@ -184,6 +186,6 @@ def _changes(own: Candidate, best: Candidate, framework: str) -> Iterator[str]:
 
 
 def _settings(text: str) -> dict[str, str]:
-    """Return settings by name; the text has one on each line."""
+    """Return the values of settings by name. text: one setting on each line."""
     lines = [line.strip().rstrip("\\, ") for line in text.splitlines()]
     return {re.split(r"[\s=:]", line)[0]: line for line in lines if re.match(r"[-\w\"]", line)}

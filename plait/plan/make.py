@@ -28,7 +28,8 @@ from plait.plan.reshard.boundary import plan_reshard
 from plait.plan.reshard.cost import Fabric
 
 P1, P2 = (1, 2, 4, 8), (1, 2)
-"""Slice counts worth timing."""
+"""Numbers of Domino's slices that are timed if the job leaves them open: of a micro-batch's
+sequences, and of columns."""
 
 
 def make_plan(job: Job, hosts: Hosts, *, vocab: int, draft: bool = False) -> Plan:
@@ -55,9 +56,9 @@ def make_plan(job: Job, hosts: Hosts, *, vocab: int, draft: bool = False) -> Pla
 
 
 def job_step(job: Job, vocab: int) -> Step:
-    """Return the step of a job, with a schedule without transfers unless it is from a file that has
-    them. vocab: of the job's tokenizer, for models that do not set one. Raises JobError if layers
-    or stages do not fit."""
+    """Return the step of a job, with its schedule. The schedule has no transfers yet, unless it is
+    from a file that has them. vocab: of the job's tokenizer, for models that do not set one. Raises
+    JobError if layers or stages do not fit."""
     layout, schedule = job.layout, job_schedule(job, job.layout)
     _check_fits(schedule, layout, job_workload(job))
     shardings = [job.sharding(mesh.replicas) for mesh in layout.meshes]
@@ -103,7 +104,8 @@ def assemble_plan(
 
 
 def job_workload(job: Job) -> Workload:
-    """Return the workload of one step of a job."""
+    """Return the workload of one step of a job: its sequences, their length in tokens, and
+    micro-batches."""
     return Workload(
         micro_batch=job.micro_batch,
         num_micro_batches=job.num_micro_batches,
@@ -127,8 +129,8 @@ def job_schedule(job: Job, layout: Layout) -> Schedule:
 
 
 def _shape(job: Job) -> Shape:
-    """Return the schedule's shape. Slack that the job leaves open is measured after the ranks
-    start; until then it is that of eager-1f1b."""
+    """Return the pp ranks, micro-batches and stages of the job's schedule. Slack that the job
+    leaves open is measured after the ranks start; until then it is that of eager-1f1b."""
     asked = job.strategy
     slack = (2,) * (asked.pp - 1) if job.measures_slack else asked.slack
     return Shape(ranks=asked.pp, micro_batches=job.num_micro_batches, chunks=asked.virtual_stages, slack=slack)
@@ -136,7 +138,7 @@ def _shape(job: Job) -> Shape:
 
 @lru_cache(maxsize=32)
 def _lowered(name: str, shape: Shape, edges: tuple[Edge, ...]) -> Schedule:
-    """Return a generated schedule with its transfers."""
+    """Return the schedule of the generator ``name``, with its transfers."""
     return with_transfers(with_edges(find_schedule(name, shape)[0], edges), proven=True)
 
 
@@ -222,11 +224,12 @@ class _Boundaries:
 
     @cached_property
     def _hosts(self) -> tuple[int, ...]:
-        """Host of every rank."""
+        """Hosts of all ranks: the host's number, by rank."""
         return self.hosts.of(self.layout.world_size)
 
     def _hosts_from(self, first: int, *layouts: TensorLayout) -> tuple[int, ...]:
-        """Return the hosts of a boundary's ranks, relative to the host of rank ``first``."""
+        """Return the hosts of a boundary's ranks as numbers relative to the host of rank ``first``,
+        so that boundaries alike on other hosts share one plan."""
         return tuple(self._hosts[rank] - self._hosts[first] for each in layouts for rank in each.ranks)
 
 

@@ -230,12 +230,11 @@ PRECISIONS: Mapping[str, Precision] = {"bfloat16": "bf16-mixed", "float32": "fp3
 
 
 def parse_huggingface(path: Path, values: Mapping[str, Any], overridden: Collection[str] = ()) -> ParsedConfig:
-    """Return the model alone, as one that Plait trains or as the preset with its shapes, and the
-    precision.
+    """Return the configuration of a Hugging Face ``config.json``: the model alone, as keys that
+    Plait trains or as the preset with its shapes, and the precision.
 
     overridden: keys set on the command line. Raises JobError if Plait knows neither the model nor
-    its precision.
-    """
+    its precision."""
     told = _shapes(path, values)
     if "train.precision" in overridden:
         return told
@@ -268,7 +267,8 @@ OTHER_SHAPES = {
 }  # fmt: skip
 """Keys that must equal the preset's value if they are present, with their names in a preset."""
 FREE_SHAPES = {"vocab_size": "vocab", "tie_word_embeddings": "tied_embeddings"}
-"""Keys in which a model may differ from its preset, with their names in a preset."""
+"""Keys of a Hugging Face configuration that may differ from the preset's value, with their names in
+a preset."""
 
 
 def _shapes(path: Path, values: Mapping[str, Any]) -> ParsedConfig:
@@ -299,7 +299,8 @@ def _shapes(path: Path, values: Mapping[str, Any]) -> ParsedConfig:
 
 
 def _differing(preset: ModelSpec, config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keys that are present in ``overridden`` with another value than the preset's."""
+    """Return the keys of ``config`` that have another value than the preset, with that value.
+    names: the preset's field by key."""
 
     def own(path: str) -> Any:
         return reduce(lambda part, name: getattr(part, name, None), path.split("."), cast("Any", preset)) or 0

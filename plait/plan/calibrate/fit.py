@@ -71,11 +71,12 @@ def calibrate(
     weights: ArrayLike | None = None,
     scatter: Scatter = Scatter(),
 ) -> Calibrated:
-    """Return the constants with which ``predict`` comes closest to the ``measured`` seconds.
+    """Return the constants with which ``predict`` comes closest to the ``measured`` seconds, by
+    name, with their errors after the fit.
 
-    weights: number of independent measurements that each one counts as. start: initial values of
-    the fit, by default the priors'. Raises ValueError unless all seconds are positive.
-    """
+    priors: each constant's value and error before the fit. start: initial values, by default the
+    priors'. weights: for each measurement, the number of independent ones that it counts as. Raises
+    ValueError unless all measured seconds are positive."""
     from scipy.optimize import least_squares
 
     seconds = np.asarray(measured, dtype=np.float64)
@@ -98,8 +99,9 @@ def calibrate(
         return np.concatenate([np.log(predicted / seconds) / noise, at])
 
     def loss(squares: Floats) -> Floats:
-        """Return Huber's loss of each residual and its slope. The second derivative is left out:
-        with it, an outlier would not affect the remaining errors at all."""
+        """Return (Huber's loss of each squared residual, its slope, its second derivative). The
+        second derivative is taken as 0: with the true one, an outlier would not affect the
+        constants' errors at all."""
         root = np.sqrt(squares)
         far = (root > outlier) & (np.arange(len(root)) < len(seconds))
         rho = np.where(far, 2 * outlier * root - outlier**2, squares)
@@ -121,7 +123,7 @@ def calibrate(
 
 
 def constant_of(cluster: Cluster, name: str) -> Constant:
-    """Return the constant of that name."""
+    """Return a cluster's constant by its name, such as ``matmul`` or ``inside.share``."""
     outer, _, inner = name.partition(".")
     found = getattr(cluster.efficiency, outer)
     return getattr(found, inner) if inner else found
@@ -150,7 +152,8 @@ def lacked_format(cluster: Cluster, name: str) -> str:
 
 
 def taken_from(cluster: Cluster, other: Cluster, names: Iterable[str]) -> Cluster:
-    """Return the cluster with the named constants of another cluster, unchanged."""
+    """Return ``cluster`` with the named constants copied from ``other``: value, error, source and
+    date."""
     efficiency = cluster.efficiency
     for name in names:
         outer, _, inner = name.partition(".")
@@ -162,7 +165,8 @@ def taken_from(cluster: Cluster, other: Cluster, names: Iterable[str]) -> Cluste
 
 
 def with_constants(cluster: Cluster, values: Mapping[str, tuple[float, float]], *, source: str, date: str) -> Cluster:
-    """Return the cluster with other constants. values: (value, error) by name."""
+    """Return the cluster with new values of constants. values: (value, relative error) by name.
+    source, date: recorded with each."""
     efficiency = cluster.efficiency
     for name, (value, error) in values.items():
         outer, _, inner = name.partition(".")

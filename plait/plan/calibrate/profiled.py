@@ -40,10 +40,11 @@ from plait.plan.calibrate.fit import (
 )
 
 NOISE = 0.1
-"""Relative error up to which a point is no outlier, in addition to the spread of its samples."""
+"""Relative error up to which a measured time is no outlier, in addition to the spread of its
+samples."""
 LOOSE = 2.0
-"""Standard deviation, in logarithms, of a constant around its previous value: it is hardly held
-there."""
+"""Standard deviation, in logarithms, of a constant around its previous value: so wide that the
+measurements decide."""
 SMALLEST = 1e-9
 """Smallest start value of a constant, since the fit is on a logarithmic scale."""
 MODULE_CONSTANTS = ("elementwise", "logit_bytes", "matmul", "attention_forward", "attention_backward")
@@ -51,7 +52,7 @@ MODULE_CONSTANTS = ("elementwise", "logit_bytes", "matmul", "attention_forward",
 those values."""
 
 Columns = Any
-"""A numpy array."""
+"""A numpy array with an element for each measurement."""
 Predict = Callable[[Cluster], Columns]
 Measured = Point | Product | AttentionCore | MemoryPass
 
@@ -163,9 +164,10 @@ def _memory(cluster: Cluster, profile: Profile) -> Cluster:
 
 
 def _modules(cluster: Cluster, profile: Profile) -> Cluster:
-    """Fit elementwise operations and the loss to layers in the executor that trains, and adjust
-    products and attention, which differ there from isolated ones. A module's weight is its share of
-    its layer's time; the whole layer weighs as much as all of its modules together."""
+    """Return the cluster with fitted constants of elementwise operations and the loss, measured on
+    layers in the executor that trains; products and attention, which differ there from isolated
+    ones, are adjusted. A module's weight is its share of its layer's time; the whole layer weighs
+    as much as all of its modules together."""
     points = [
         one for one in profile.modules if one.seconds and one.site != "embed" and one.precision in cluster.device.peak
     ]
@@ -191,14 +193,15 @@ def _modules(cluster: Cluster, profile: Profile) -> Cluster:
 
 
 def _near(cluster: Cluster, name: str) -> FittedConstant:
-    """Return a constant's prior: its present value and error."""
+    """Return a constant's present value and relative error, as the prior of a fit."""
     known = constant_of(cluster, name)
     loose = LOOSE if name in ("elementwise", "logit_bytes") else max(NOISE, known.error)
     return FittedConstant(value=max(known.value, SMALLEST), error=loose)
 
 
 def _links(cluster: Cluster, profile: Profile) -> Cluster:
-    """Fit links inside nodes first, since traffic between nodes passes them, too."""
+    """Return the cluster with fitted constants of links: those inside nodes first, since traffic
+    between nodes passes them, too."""
     usable = [curve for curve in profile.collectives if _as_in_training(curve, cluster)] or profile.collectives
     for side, crosses in (("inside", False), ("across", True)):
         curves = [curve for curve in usable if (curve.group.nodes > 1) == crosses]
@@ -226,9 +229,10 @@ def _times(cluster: Cluster, curves: Sequence[Curve]) -> Columns:
 
 
 def _overlap(cluster: Cluster, profile: Profile) -> Cluster:
-    """Set both slowdown factors to the geometric mean of the measurements. If any group crosses
-    nodes, only such groups count: most hidden communication crosses nodes, and links inside a node
-    may be copies by its CPUs. Factors below 1 are noise and become 1."""
+    """Return the cluster with both slowdown factors of overlap, each the geometric mean of its
+    measurements. If any group crosses nodes, only such groups count: most hidden communication
+    crosses nodes, and links inside a node may be copies by its CPUs. Factors below 1 are noise and
+    become 1."""
     changed: dict[str, tuple[float, float]] = {}
     beside = [one for one in profile.overlaps if one.group.nodes > 1] or profile.overlaps
     for name, values in (
@@ -333,7 +337,7 @@ Shape = tuple[tuple[str, Any], ...]
 
 
 def module_seconds(cluster: Cluster, modules: Sequence[ModuleTime]) -> Seconds:
-    """Return the predicted seconds of each module."""
+    """Return the predicted seconds of each module, in the order of ``modules``: an array."""
     blocks = {layer_of(one) for one in modules if one.site == "block"}
     said = {
         layer: by_module(_costs(cluster, dict(layer), parallel=layer in blocks).compute)

@@ -77,7 +77,9 @@ class TimedRun(Protocol):
 
 
 class PricedStep(NamedTuple):
-    """A run's step as input of the closed form."""
+    """A run's step as input of the closed form. point: its strategy, as columns of
+    ``StrategyTable``. sequence: tokens. options: what its framework and job change in the formulas;
+    None: Plait's own."""
 
     point: dict[str, int]
     model: ModelSpec
@@ -87,8 +89,8 @@ class PricedStep(NamedTuple):
 
 
 def predicted_seconds(cluster: Cluster, steps: Sequence[PricedStep]) -> NDArray[np.float64]:
-    """Return the closed form's seconds per step for every run on a cluster. Runs that differ only
-    in their point are priced together."""
+    """Return the closed form's seconds per step of every run on a cluster, in the order of
+    ``steps``: an array. Runs that differ only in their strategy are priced together."""
     found, kinds = np.zeros(len(steps)), list[PricedStep]()
     for one in steps:
         kinds += [one] if all(one[1:] != other[1:] for other in kinds) else []
@@ -114,7 +116,8 @@ def read_seconds(folder: Path) -> list[float]:
 
 
 def _seconds(line: str, number: int, file: str) -> float:
-    """Return the seconds of one step's record."""
+    """Return the seconds of a step from its line of metrics.jsonl. number: of the line, for errors.
+    Raises JobError for a line without valid seconds."""
     try:
         told = parse_table(line)["seconds"]
         seconds = float(told)
@@ -154,7 +157,7 @@ class Recorded:
 
     @property
     def point(self) -> dict[str, int]:
-        """The run's point in the strategy space."""
+        """The run's strategy, as integers by column of ``StrategyTable``."""
         assert self.plan.job is not None
         timed = {"p1": self.plan.strategy.p1, "p2": self.plan.strategy.p2}
         flat = int(self.plan.strategy.sequence_parallel)
@@ -210,7 +213,8 @@ def _most(name: str, value: float) -> float:
 
 
 def _sources(values: Mapping[str, float], predicted: Predict, runs: Sequence[TimedRun]) -> dict[str, list[str]]:
-    """Return the runs whose seconds depend on a constant, by constant."""
+    """Return, for each constant, the runs whose predicted seconds depend on it most, the most
+    influential first."""
     base, found = predicted(values), dict[str, list[str]]()
     for name, value in values.items():
         slope = np.log(predicted({**values, name: value * (1 + SLOPE)}) / base) ** 2
@@ -222,5 +226,6 @@ def _sources(values: Mapping[str, float], predicted: Predict, runs: Sequence[Tim
 
 
 def _basis(runs: Sequence[TimedRun]) -> str:
-    """Return a phrase on the runs behind the constants, for their source."""
+    """Return a phrase that names the runs to which constants were fitted, for the constants'
+    ``source``."""
     return f"{len(runs)} recorded run{'s' * (len(runs) > 1)}"

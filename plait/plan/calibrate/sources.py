@@ -282,8 +282,8 @@ def measured(cluster: Cluster, sources: Sources) -> Measured:
 
 
 def _together(cluster: Cluster, profiles: Sequence[Profile]) -> Cluster:
-    """Return the cluster with constants fitted to several profiles at once; unchanged if there are
-    none."""
+    """Return the cluster with constants fitted to all profiles at once; the cluster itself if there
+    are none."""
     if not profiles:
         return cluster
     return with_profile(cluster, joined(list(profiles)).model_copy(update={
@@ -293,8 +293,8 @@ def _together(cluster: Cluster, profiles: Sequence[Profile]) -> Cluster:
 
 
 def _begun(cluster: Cluster, profiles: Mapping[str, Profile]) -> dict[str, Cluster]:
-    """Return the cluster with which each file's fit begins. Links inside nodes are part of a
-    collective between nodes. So a file without collectives inside nodes begins with the inside
+    """Return, by file, the cluster with which the file's fit begins. Links inside nodes are part of
+    a collective between nodes. So a file without collectives inside nodes begins with the inside
     constants of the other files, unless these are impossible."""
     telling = {file: one for file, one in profiles.items() if any(each.group.nodes == 1 for each in one.collectives)}
     names = _all_of(cluster, "inside")
@@ -304,7 +304,8 @@ def _begun(cluster: Cluster, profiles: Mapping[str, Profile]) -> dict[str, Clust
 
 
 def _kind(name: str) -> str:
-    """Return the kind of a measured constant, a key of ``MOST``; empty for other constants."""
+    """Return the kind of hardware that a measured constant describes, a key of ``MOST``; empty for
+    other constants."""
     return next((kind for kind in MOST if name.startswith(kind)), "")
 
 
@@ -316,8 +317,9 @@ def _improves(before: Constant, after: Constant) -> bool:
 
 
 def _impossible(sources: Sources, cluster: Cluster, alone: Mapping[str, Cluster]) -> dict[str, set[str]]:
-    """Return the files with impossible values, by the constant's kind; add a sentence on each to
-    the conflicts."""
+    """Return the files that measured more than the hardware can reach (``MOST``), by the constant's
+    kind. alone: the cluster fitted to each file alone. Adds a sentence on each to
+    ``sources.conflicts``."""
     wrong = dict[str, set[str]]()
     for file, one in alone.items():
         for name in SHARES:
@@ -368,8 +370,8 @@ def contradictions(name: str, values: Mapping[str, tuple[float, float]]) -> list
 FREE = {"across.share": (1e9, 0.0), "across.latency": (1e-9, 0.0), "across.hop": (1e-9, 0.0)}
 """Constants of links between nodes that take no time."""
 BLAMED = 0.5
-"""Share of a measured time above which links inside nodes explain why no time is left for links
-between nodes."""
+"""Share of a measured time between nodes from which on the links inside nodes explain it, so that
+no time is left for the links between nodes."""
 
 
 def why_too_fast(cluster: Cluster, profile: Profile) -> str:

@@ -61,8 +61,9 @@ class TrainingLog:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRun:
-    """A log's run as input of the closed form. folder: the log's name. framework: the one that ran
-    it."""
+    """A log's run as input of the closed form. folder: the log's name. times: the step times that
+    it prints. point: its strategy, as columns of ``StrategyTable``. framework: the one that ran it.
+    """
 
     folder: str
     times: LoggedSteps
@@ -162,7 +163,8 @@ def describe_differences(log: TrainingLog, configuration: ParsedConfig | Job | N
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield lines without colours and launchers' prefixes."""
+    """Yield a text file's lines without terminal colours and launchers' prefixes. Raises JobError
+    if it cannot be read."""
     try:
         with open_unpacked(path, LIMITS) as stream:
             for line in stream:

@@ -46,9 +46,9 @@ WORTH = 0.05
 class Hint:
     """A nearby value of a job setting with which training is faster.
 
-    key: the setting. given: the job's value. nearby: the better value. seconds, seconds_nearby:
-    seconds per step with each value. more: gain in tokens per second of a rank, as a fraction.
-    """
+    key: the setting, as in the job file. given: the job's value. nearby: the better value. seconds,
+    seconds_nearby: predicted seconds per step with each value. more: gain in tokens per second of a
+    rank, as a fraction."""
 
     key: str
     given: int | str

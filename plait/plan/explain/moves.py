@@ -22,7 +22,7 @@ from plait.core.step.columns.points import RECOMPUTES
 from plait.plan.search.request import point_of
 
 Change = dict[str, Any]
-"""Keys of the job file with their values."""
+"""A change of a job: new values by key of the job file."""
 FULL = RECOMPUTES.index("full")
 SHARDED = {"params": "parameters", "grads": "gradients", "optim": "optimizer"}
 """Kinds of memory by the settings that shard them; each is sharded over at least as many ranks as
@@ -104,8 +104,8 @@ def moves_together(job: Job, *, more: bool) -> Iterator[Change]:
 
 
 def _arranged(job: Job) -> Iterator[Change]:
-    """Yield arrangements with fewer replicas and more ranks per model, then arrangements of more
-    ranks."""
+    """Yield changes to other degrees of parallelism: fewer replicas with more ranks per model
+    first, then more ranks in total."""
     section, (dp, tp) = job.strategy, job.degrees[0]
     degrees = {"tp": tp, "cp": section.cp, "pp": section.pp}
     for axis, degree in degrees.items():
@@ -126,8 +126,8 @@ def _replicas(job: Job) -> int:
 
 
 def _micro(job: Job, size: int) -> Change:
-    """Return the change to a smaller micro-batch, with at most one slice for each of its
-    sequences."""
+    """Return the change to micro-batches of ``size`` sequences, with at most one slice for each
+    sequence."""
     change, slices = {"train.micro_batch_size": size}, job.strategy.slices
     if isinstance(slices, Slices) and slices.batch > size:
         return change | {"strategy.slices": slices.model_dump() | {"batch": size}}
@@ -187,9 +187,9 @@ def would_fit(change: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True)
 class MemorySaving:
-    """A priced change. held: bytes of its kind of memory before the change, on the fullest device.
-    freed: bytes that the change frees on the fullest device. longer: the relative increase of the
-    step's time."""
+    """A change with its price. held: bytes of the change's kind of memory on the fullest device
+    before the change. freed_bytes: bytes that it frees there. longer: increase of the step's time,
+    as a fraction."""
 
     move: Move
     held: int

@@ -35,7 +35,7 @@ PARTS = {
     "idle": "waiting for other ranks",
     "beside": "loading data and logging",
 }
-"""Parts of a step, in words."""
+"""Descriptions of a step's parts for messages, by part."""
 NAMES = {
     "micro": "micro_batch_size",
     "p1": "slices",
@@ -49,7 +49,8 @@ NAMES = {
     "shard_overlap": "overlap.shard",
     "graphs": "cuda_graphs",
 }
-"""Names of columns in a job file, or in the answer's table."""
+"""Names in a job file or in the answer's table, by column of ``StrategyTable``, for columns with
+another name."""
 SHOWN = 0.005
 """Minimum fraction of a step that a part must have to be mentioned."""
 
@@ -90,35 +91,38 @@ TOGETHER: Mapping[str, Callable[[Point], str]] = {
     "ring": lambda point: f"{point['cp'] // point['ring']}x{point['ring']}",
     "recompute": recomputed,
 }
-"""Columns that share a cell with other columns in the answer's table: slices, heads x ring and
-recompute."""
+"""Functions that return the table's text of a strategy, by column, for values shown together:
+slices p1 x p2, heads x ring, and what is recomputed in how many layers."""
 
 
 def schedule_of(job: Job, point: Point) -> str:
-    """Return the schedule's name; for a schedule in a file, which has the number of 1f1b in points,
-    the file's name."""
+    """Return the name of the job's schedule; for a schedule in a file, the file's name. ``point``
+    cannot give the latter: there, a file that no search used has the number of 1f1b."""
     said = job.strategy.schedule
     return WORDS["schedule"][point["schedule"]] if said in GENERATORS else PurePath(said).name
 
 
 def chosen(job: Job, point: Point) -> dict[str, str]:
-    """Return ``readable`` for a job that leaves nothing open, with the schedule's own name."""
+    """Return a strategy's settings as ``readable`` does, but with the name of a schedule file. The
+    job leaves nothing open."""
     found = readable(point)
     return found | ({"schedule": schedule_of(job, point)} if "schedule" in found else {})
 
 
 FOLLOWS = ("num_micro", "sequence_parallel", "graphs", "p2", "recompute_layers")
-"""Columns that follow from others, or that are shown together with others."""
+"""Columns of ``StrategyTable`` that answers do not list: they follow from others, or are shown
+together with others."""
 DEGREES: Mapping[str, tuple[str, ...]] = {
     "schedule": ("pp",), "virtual": ("pp",), "ring": ("cp",), "ep": ("ep",), "secondary": ("secondary",),
     **dict.fromkeys(("overlap", "p1"), ("tp", "cp")),
     **dict.fromkeys(("params", "grads", "optim", "shard_overlap"), ("dp", "cp")),
 }  # fmt: skip
-"""Columns that have an effect only if the product of these degrees is above 1."""
+"""Degrees of parallelism by column: the column has an effect only if their product is above 1."""
 
 
 def _chosen(point: Point, key: str) -> bool:
-    """True if a column has an effect at a point, and does not follow from other columns."""
+    """True if answers list a column of a strategy: it has an effect, and does not follow from other
+    columns."""
     if key in FOLLOWS or (key == "virtual" and not takes_chunks(WORDS["schedule"][point["schedule"]])):
         return False
     return key not in DEGREES or math.prod(point[one] for one in DEGREES[key]) > (key != "secondary")
@@ -233,8 +237,8 @@ class ConstraintCheck:
 
 
 def check_constraints(job: Job, point: Mapping[str, int], memory: int) -> list[ConstraintCheck]:
-    """Return the job's constraints in order, checked for a job that leaves nothing open. point: of
-    its strategy. memory: bytes of the fullest rank."""
+    """Return the checks of ``plan.constraints``, in order, for a job that leaves nothing open.
+    point: its strategy, as columns of ``StrategyTable``. memory: bytes of the fullest rank."""
     places = [values | {"memory": memory} for values in _places(job, point)]
     found = list[ConstraintCheck]()
     for one in map(Constraint.parse, job.plan.constraints):
@@ -254,8 +258,8 @@ def format_constraints(checks: Sequence[ConstraintCheck]) -> list[str]:
 
 
 def _places(job: Job, point: Mapping[str, int]) -> list[dict[str, int | str]]:
-    """Return the constrained quantities of every pp rank. A schedule that is not built in keeps its
-    own name, since points have the number of 1f1b for it."""
+    """Return the quantities that constraints may limit, by name, once for each kind of pp rank. A
+    schedule file gets its own name, since ``point`` has the number of 1f1b for it."""
     known = job.strategy.schedule in SCHEDULES
     more = {"ulysses": point["cp"] // point["ring"]} | ({} if known else {"schedule": schedule_of(job, point)})
     if len(set(job.degrees)) == 1:
@@ -289,9 +293,10 @@ AXES = {
     "idle": ("bubble", "straggler"),
     "beside": ("fixed",),
 }
-"""Parts of the closed form's seconds, by the names of the answer's parts."""
+"""Fields of the closed form's ``Seconds`` that add up to each part of a step, by part."""
 
 
 def closed_parts(seconds: Seconds) -> dict[str, float]:
-    """Return the seconds of a single point by axis; they add up to the step's seconds."""
+    """Return the seconds of one strategy's step by part (``PARTS``); they add up to the step's
+    seconds."""
     return {axis: float(sum(getattr(seconds, name)[0] for name in names)) for axis, names in AXES.items()}

@@ -26,7 +26,7 @@ from plait.plan.search.needs import Needs
 from plait.plan.search.space import SearchRequest, any_point, arrangements, column_of, enumerate_space, spelled
 
 Memory = Callable[[StrategyTable], Needs]
-"""Function that predicts the memory needs of points, on each one's fullest rank."""
+"""Function that predicts the bytes on the fullest device of each strategy in a table."""
 KEYS = {
     "micro": "train.micro_batch_size", "virtual": "strategy.virtual_stages", "ring": "strategy.cp_comm_type",
     "recompute_layers": "strategy.recompute", "shard_overlap": "strategy.overlap", "p1": "strategy.slices",
@@ -39,10 +39,11 @@ FRUGAL: Mapping[str, Sequence[int]] = {
     "recompute": [RECOMPUTES.index("full")], "recompute_layers": [-1], "micro": [1], "p1": [1], "p2": [1],
     "schedule": [SCHEDULES.index("1f1b")], "virtual": [1],
 }  # fmt: skip
-"""Values that take the least memory, for columns that the job leaves open."""
+"""Values that take the least memory, by column of ``StrategyTable``, tried for columns that the job
+leaves open."""
 FEW, MOST = 1 << 9, 1 << 11
-"""Maximum number of points in a space that is searched again, if it can be made that small; and the
-maximum of these whose memory is computed."""
+"""FEW: maximum number of strategies in a space that is searched again, if it can be made that
+small. MOST: maximum number of these whose memory is computed."""
 SURE = 0.97
 """Fraction of the available memory into which advice must fit, since closed forms may predict
 slightly too little."""
@@ -55,15 +56,16 @@ LOOKED_AT = 4096
 SHOWN = 8
 """Maximum number of values listed in a message."""
 NEAR_LENGTH, NEAR_RANKS = 15 / 16, 32
-"""Minimum fraction of the sequence's length that is tried; and the number of rank counts tried
-below and above the job's."""
+"""NEAR_LENGTH: smallest sequence length tried, as a fraction of the job's. NEAR_RANKS: how many
+numbers of ranks directly below and above the job's are tried."""
 FACTORS = (2, 4, 8, 16, 32, 64)
 """Multiples of the job's ranks that are tried if nothing fits."""
 
 
 @dataclass(frozen=True)
 class _Condition:
-    """A constraint, or the columns that one key of the job fixes."""
+    """A condition that can be relaxed: a constraint of the job, or the columns of ``StrategyTable``
+    (``names``) that one key of the job fixes."""
 
     key: str
     names: tuple[str, ...] = ()
@@ -84,8 +86,8 @@ class _Condition:
 
 @dataclass(frozen=True)
 class InfeasibilityDiagnosis:
-    """A request without any strategy that fits. memory: predicts the needs of points. limit: bytes
-    of a device that a plan may fill."""
+    """Diagnosis of a search request for which no strategy fits. memory: predicts the bytes that
+    strategies need. limit: bytes of a device that a plan may fill."""
 
     request: SearchRequest
     memory: Memory
@@ -107,14 +109,14 @@ class InfeasibilityDiagnosis:
         return JobError(told, key=needed[0].key, fix=fix)
 
     def within(self, needs: Needs) -> NDArray[np.bool_]:
-        """Return which strategies fit into the limit, and into any lower limit that the job
-        sets."""
+        """Return True for each strategy that fits into the limit, and into any lower limit that the
+        job sets: an array."""
         return self._within(self.request, needs)
 
     def too_large_error(self, space: StrategyTable, smallest: int, needs: Needs, kinds: str = "") -> InfeasiblePlan:
-        """Return the error for a space in which no strategy fits. smallest: index of the point that
-        needs the least memory. needs: the needs of that point; those of all points if any is below
-        the bound. kinds: that point's memory by kind, in words."""
+        """Return the error for a space in which no strategy fits. smallest: index in ``space`` of
+        the strategy that needs the least memory. needs: its bytes, or those of all strategies if
+        any is below the bound. kinds: its memory by kind, in words."""
         bound, row, least = int(self._bound(self.request)), space.row(smallest), int(np.argmin(needs.all))
         missing, kept = int(needs.total[least]), int(needs.kept[least])
         if self.within(needs).any():
@@ -145,7 +147,8 @@ class InfeasibilityDiagnosis:
         return len(self._memory_of(request)) > 0
 
     def _memory_of(self, request: SearchRequest) -> NDArray[np.float64]:
-        """Return the bytes of some strategies that certainly fit; empty if none was found."""
+        """Return the bytes on the fullest device of some strategies that certainly fit; empty if
+        none was found."""
         for one in (request, replace(request, fixed={**FRUGAL, **request.fixed})):
             space = enumerate_space(one, most=FEW)
             if not len(space):
@@ -164,7 +167,8 @@ class InfeasibilityDiagnosis:
         return needs.fits(share) & (needs.total <= share * self._bound(request))
 
     def _bound(self, request: SearchRequest) -> float:
-        """Return the limit, or a lower one that the job sets."""
+        """Return the bytes that a strategy may use on a device: ``limit``, or a lower one that the
+        job sets."""
         return min([self.limit, *(one.values[0] for one in request.constraints if _is_limit(one))])
 
     # ---- conditions ----
@@ -235,8 +239,8 @@ class InfeasibilityDiagnosis:
         return f"{_listed(parts)} would do"
 
     def _nearest(self, request: SearchRequest, condition: _Condition) -> Iterator[tuple[SearchRequest, str]]:
-        """Yield (request with another value in place of a condition, the value as a job writes it),
-        nearest first."""
+        """Yield (request with another value in place of a condition, that value as a job writes
+        it), the value nearest to the job's first."""
         if condition.constraint and condition.constraint.quantity == "memory":
             texts = list(self._memory_texts(request, condition.constraint))
         elif condition.constraint:
@@ -283,8 +287,8 @@ class InfeasibilityDiagnosis:
     # ---- sizes ----
 
     def _sizes(self, free: SearchRequest) -> str:
-        """Return a sentence on a sequence length or a number of ranks that would work. free: the
-        request without conditions."""
+        """Return a sentence on a sequence length or a number of ranks that would work; empty if
+        none does. free: the request without conditions."""
         asked = self.request
         if not any_point(free):
             near = [f"{ranks:,}" for ranks in _shareable(free) if self.is_feasible(_on(free, ranks))]

@@ -26,7 +26,7 @@ CHANGES = {
 }
 """Quantities that can be multiplied by a factor."""
 ROOM = ("memory", "gpus")
-"""Changes that decide whether a strategy fits; the others only change the duration of a step."""
+"""Changes that alter which strategies fit; the others only change the seconds of a step."""
 LEAST, MOST = 1e-6, 1e6
 """Smallest and largest factor allowed."""
 _CHANGE = re.compile(r"\s*([a-z_]+)\s*=\s*([0-9]*\.?[0-9]+)\s*x?\s*")
@@ -55,8 +55,8 @@ def parse_changes(texts: Sequence[str]) -> dict[str, float]:
 
 
 def changed_cluster(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
-    """Return the cluster with rates and sizes multiplied. If the number of ranks grows, the number
-    of nodes becomes unlimited."""
+    """Return the cluster with rates and sizes multiplied. factors: by key of ``CHANGES``. If the
+    number of ranks grows, the number of nodes becomes unlimited."""
     if factors.get("gpus", 1.0) > 1.0:
         outer = cluster.tiers[-1].model_copy(update={"ranks": 0})
         cluster = cluster.model_copy(update={"nodes": 0, "tiers": (*cluster.tiers[:-1], outer)})

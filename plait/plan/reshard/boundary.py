@@ -23,7 +23,7 @@ from plait.plan.reshard.order import Choice, Job, Slot, list_order
 __all__ = ["Fabric", "Search", "even_hosts", "mesh_hosts", "plan_reshard", "problem"]
 
 Search = Callable[[Sequence[Job]], tuple[Slot, ...]]
-"""Function that returns the chosen senders and the start times of jobs."""
+"""Function that returns, for each job, the chosen option and its start time."""
 
 
 def plan_reshard(
@@ -92,8 +92,8 @@ def _step(task: UnitTask, option: Option, start: int) -> ReshardStep:
 def problem(
     tasks: Sequence[UnitTask], sizes: Sequence[int], fabric: Fabric, way: TransferMethod | None = None
 ) -> tuple[list[Job], list[tuple[Option, ...]]]:
-    """Return the tasks as jobs for list scheduling, and for every job the options that its choices
-    stand for."""
+    """Return the tasks as jobs for list scheduling: for each job, its choices, and the options that
+    these choices stand for. sizes: bytes of each task."""
     found = [options(task, nbytes, fabric, way) for task, nbytes in zip(tasks, sizes, strict=True)]
     return [tuple(map(_choice, each)) for each in found], found
 

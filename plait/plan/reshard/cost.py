@@ -106,8 +106,9 @@ class Option(NamedTuple):
 
 
 class _Reach(NamedTuple):
-    """A task's counts for the formulas: remote hosts, remote receivers, receivers in the sender's
-    host, receivers in the fullest host."""
+    """Counts of one unit task for the cost formulas. remote_hosts: hosts that must receive the box.
+    remote: ranks on these. near: ranks on the sender's host that must receive it. widest: receivers
+    on the fullest host."""
 
     remote_hosts: int
     remote: int
@@ -116,8 +117,8 @@ class _Reach(NamedTuple):
 
 
 def options(task: UnitTask, nbytes: int, fabric: Fabric, way: TransferMethod | None = None) -> tuple[Option, ...]:
-    """Return one option for each host that holds the box, the host of the lowest rank first; with
-    the cheapest way unless ``way`` is given."""
+    """Return the ways to do a unit task: one for each host that holds the box, the host of the
+    lowest rank first. way: the communication method; None: the cheapest for each host."""
     by_host: dict[int, list[int]] = {}
     for holder in task.holders:
         by_host.setdefault(fabric.host(holder), []).append(holder)
@@ -180,8 +181,8 @@ def nics_used(way: TransferMethod, chain: Chain, fabric: Fabric) -> tuple[set[in
 
 
 def seconds(way: TransferMethod, nbytes: int, reach: _Reach, fabric: Fabric) -> float:
-    """Return the seconds for one stripe of ``nbytes``: by the formulas above, plus the time of
-    links inside hosts if their rate is given."""
+    """Return the seconds to send one stripe of ``nbytes`` by the formulas of this module's
+    docstring, plus the time of links inside hosts if their rate is given."""
     t, near, a = nbytes / fabric.rate, nbytes / fabric.local_rate, fabric.latency
     hosts, remote, local, widest = reach
     everyone, count = remote + local, chunks(way, nbytes, reach, fabric)
@@ -201,8 +202,8 @@ def seconds(way: TransferMethod, nbytes: int, reach: _Reach, fabric: Fabric) -> 
 
 
 def chunks(way: TransferMethod, nbytes: int, reach: _Reach, fabric: Fabric) -> int:
-    """Return the best number of chunks of a chain (K above), within the bounds on a chunk's size;
-    for ways other than broadcast the smallest number allowed."""
+    """Return the number of chunks in which a broadcast sends ``nbytes`` fastest (K in this module's
+    formulas), within the bounds on a chunk's size; for other ways the smallest number allowed."""
     fewest, most = max(1, ceil(nbytes / fabric.max_chunk)), max(1, nbytes // fabric.min_chunk)
     if way != "broadcast":
         return fewest

@@ -37,8 +37,7 @@ Job = tuple[Choice, ...]
 
 
 class Slot(NamedTuple):
-    """A scheduled job: its number, the number of the chosen option, and its start in
-    nanoseconds."""
+    """A scheduled job: its number, the index of its chosen option, and its start in nanoseconds."""
 
     job: int
     choice: int
@@ -46,13 +45,14 @@ class Slot(NamedTuple):
 
 
 def ends(jobs: Sequence[Job], slots: Iterable[Slot]) -> int:
-    """Return the end of the last job in nanoseconds."""
+    """Return the end of the last job in a schedule, in nanoseconds from the start; 0 without
+    jobs."""
     return max((slot.start + jobs[slot.job][slot.choice].duration for slot in slots), default=0)
 
 
 def in_order(jobs: Sequence[Job], picks: Iterable[tuple[int, int]]) -> tuple[Slot, ...]:
-    """Return a schedule that starts (job, choice) pairs in this order, each as soon as all its NICs
-    are free."""
+    """Return the schedule that starts jobs in this order, each as soon as all its NICs are free.
+    picks: (job, index of its choice)."""
     free: dict[int, int] = {}
     slots: list[Slot] = []
     for job, choice in picks:
@@ -65,11 +65,10 @@ def in_order(jobs: Sequence[Job], picks: Iterable[tuple[int, int]]) -> tuple[Slo
 
 
 def bound(jobs: Sequence[Job]) -> int:
-    """Return a lower bound, in nanoseconds, on every order of ``jobs``.
+    """Return a lower bound, in nanoseconds, on the end of the last job in any order of ``jobs``.
 
     Jobs that must use the same NIC run one after another. Jobs that only a set of NICs can send
-    take at least their sum divided by the number of NICs.
-    """
+    take at least their sum divided by the number of NICs."""
     forced: dict[int, int] = {}
     sent: dict[frozenset[int], int] = {}
     for job in jobs:
@@ -86,7 +85,8 @@ def bound(jobs: Sequence[Job]) -> int:
 
 
 def lightest(jobs: Sequence[Job], order: Iterable[int]) -> list[int]:
-    """Return for every job the choice whose senders have the least load, decided in ``order``."""
+    """Return, for every job, the index of the choice whose senders have the least load so far.
+    order: the jobs in the order in which they choose."""
     load: dict[int, int] = {}
     chosen = [0] * len(jobs)
     for job in order:
@@ -98,7 +98,7 @@ def lightest(jobs: Sequence[Job], order: Iterable[int]) -> list[int]:
 
 
 def load_of(load: dict[int, int], choice: Choice) -> int:
-    """Return the load, in nanoseconds, of the most loaded of a choice's senders."""
+    """Return the load of the most loaded of a choice's senders, in nanoseconds. load: by NIC."""
     return max((load.get(bit, 0) for bit in bits_of(choice.sends)), default=0)
 
 

@@ -18,12 +18,11 @@ from plait.plan.explain.reasons import ConstraintCheck, chosen, schedule_of
 class Candidate:
     """One strategy with its prediction.
 
-    seconds: of a step; low, high: their 10th and 90th percentile. parts: seconds of a step by part:
-    computation, and exposed communication of every axis. closed_form: seconds predicted by level 1;
-    None if pp ranks differ, which level 1 does not cover. mfu: as defined in ``core.cluster.mfu``;
-    mfu_full: with all attention scores, which may exceed 1. Both are None if the device's peak is
-    unknown.
-    """
+    point: the strategy as integers, by column of ``StrategyTable``. seconds: of a step; low, high:
+    their 10th and 90th percentile. parts: seconds of a step by part: computation, and exposed
+    communication of every axis. closed_form: seconds by formulas alone; None if pp ranks differ,
+    which the formulas do not cover. mfu: as defined in ``core.cluster.mfu``; mfu_full: with all
+    attention scores, which may exceed 1. Both are None if the device's peak is unknown."""
 
     job: Job
     point: Mapping[str, int]
@@ -39,7 +38,7 @@ class Candidate:
 
     @property
     def most_memory(self) -> int:
-        """Bytes of the fullest rank."""
+        """Bytes of memory on the fullest rank."""
         return self.memory.fullest.total
 
     @property
@@ -49,7 +48,8 @@ class Candidate:
 
     @property
     def readable(self) -> dict[str, str]:
-        """The choices, in the words of a job file."""
+        """The strategy's settings by name, in the words of a job file; without settings that have
+        no effect."""
         return chosen(self.job, self.point)
 
     def to_dict(self) -> dict[str, Any]:

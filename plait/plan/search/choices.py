@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from plait.plan.search.space import Cell, Coarseness, SearchRequest
 
 PARTS = (1, 2, 3)
-"""Quarters of a stage's layers that are recomputed."""
+"""Shares of a stage's layers that are recomputed in full, in quarters, besides none and all."""
 Choice = tuple[int, ...]
 LARGEST_MICRO = 64
 MOST_MICRO = 4096
@@ -31,7 +31,8 @@ keeps one stream per layer less than ``full``, but repeats a reduction."""
 
 
 class CellChoices:
-    """Choices of cells, cached for cells that share them."""
+    """Values that the search tries for each arrangement of ranks (``Cell``), cached for
+    arrangements with the same."""
 
     def __init__(self, request: SearchRequest) -> None:
         self.batches = cache(partial(_batches, request))
@@ -41,7 +42,8 @@ class CellChoices:
         self.overlaps = [(one,) for one in request.values_to_try("shard_overlap", [SHARD_OVERLAPS.index("both")])]
 
     def choices(self, cell: Cell, coarse: Coarseness) -> dict[tuple[str, ...], list[Choice]]:
-        """Return the values of columns, by the columns that belong together."""
+        """Return the values to try in a cell: for each tuple of columns of ``StrategyTable``, the
+        tuples of their values. The cell's strategies are the product of all lists."""
         return {
             ("micro", "num_micro", "overlap", "p1", "p2"): self.batches(cell.dp, cell.tp, cell.cp, coarse),
             ("schedule", "virtual", "recompute", "recompute_layers"): self.stages(cell.pp, coarse.deep, coarse.parts),
@@ -52,7 +54,8 @@ class CellChoices:
 
 
 def _batches(request: SearchRequest, dp: int, tp: int, cp: int, coarse: Coarseness) -> list[Choice]:
-    """Return the micro-batches with their slices."""
+    """Return tuples (micro, num_micro, overlap, p1, p2) to try: sequences of a replica's
+    micro-batch, number of micro-batches, and the slices."""
     each, evenly = request.global_batch // dp, request.divisible_batch // dp
     micro = [
         m for m in divisors_of(evenly)
@@ -67,7 +70,8 @@ def _batches(request: SearchRequest, dp: int, tp: int, cp: int, coarse: Coarsene
 
 
 def _stages(request: SearchRequest, pp: int, deep: bool, parts: bool) -> list[Choice]:
-    """Return the schedules with their stages and the recomputed layers of each stage."""
+    """Return tuples (schedule, virtual, recompute, recompute_layers) to try. deep: all numbers of
+    virtual stages. parts: recompute some of a stage's layers, too."""
     return [one + again for one in _schedules(request, pp, deep) for again in _recomputes(request, pp * one[1], parts)]
 
 
@@ -90,8 +94,8 @@ def _schedules(request: SearchRequest, pp: int, deep: bool) -> list[Choice]:
 
 
 def _filled(request: SearchRequest, stages: int) -> bool:
-    """Return True if every stage has a layer; or the embedding or the head, if these make stages
-    equal."""
+    """Return True if every one of ``stages`` stages has a layer; or also if embedding or head may
+    fill a stage of their own."""
     layers = request.model.num_layers
     return stages <= layers or (request.ends > 0 and (layers + request.ends) % stages == 0)
 
@@ -124,9 +128,10 @@ def _shardings(request: SearchRequest, replicas: int, tp: int, coarse: Coarsenes
 
 @cache
 def factors(replicas: int, local: int, *, few: bool = False) -> tuple[int, ...]:
-    """Return the shard factors to try: within the innermost links every divisor, beyond them some
-    up to all replicas. AMSP (arXiv 2311.00257) treats nodes and their insides separately in the
-    same way. few: both ends and one between.
+    """Return the sharding factors to try: every divisor within the innermost links; beyond them
+    some, up to all replicas. AMSP (arXiv 2311.00257) treats nodes and their insides separately in
+    the same way. replicas: ranks with the same weights. local: how many of them the innermost links
+    join. few: both ends and one between.
 
     >>> factors(1024, 8)
     (1, 2, 4, 8, 32, 128, 1024)
@@ -141,8 +146,8 @@ def factors(replicas: int, local: int, *, few: bool = False) -> tuple[int, ...]:
 
 
 def _slices(request: SearchRequest, tp: int, cp: int, coarse: Coarseness) -> list[Choice]:
-    """Return (overlap, p1, p2). Without collectives there is nothing to hide. Only Domino has
-    slices. Models with experts are not sliced."""
+    """Return tuples (overlap, p1, p2) to try. Without collectives there is nothing to hide. Only
+    Domino has slices. Models with experts are not sliced."""
     overlaps, tp = request.values_to_try("overlap", [OVERLAPS.index("domino")]), 1 if request.model.experts else tp
     sends = (tp > 1 or cp > 1) and not request.model.experts
     slices = (1, 2, 4, 8) if coarse.slices else (1, 2, 4) if coarse.between else (1, 2)

@@ -51,7 +51,8 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("sequence_parallel",),
     ("pp", "dp", "cp", "ring", "tp", "ep", "num_micro"),
 )
-"""Columns of each choice; a neighbour differs in the columns of one choice."""
+"""Columns of ``StrategyTable`` that make up each choice; a neighbour differs in the columns of one
+choice."""
 PLAIN = {"p1": 1, "p2": 1, "recompute": RECOMPUTES.index("none"), "recompute_layers": -1}
 """Columns of a strategy without slices and recomputation."""
 LISTS = (
@@ -63,7 +64,7 @@ Point = Mapping[str, int]
 
 
 class Timed(Protocol):
-    """A strategy that was predicted in full."""
+    """The prediction of a strategy: simulated, or in closed form with traced memory."""
 
     @property
     def seconds(self) -> float:
@@ -81,8 +82,9 @@ T = TypeVar("T", bound=Timed)
 
 
 def shared_by_lists(work: Callable[[Point], R], points: Sequence[Point]) -> list[R]:
-    """Return ``work`` of every point, shared with a forked process. Points with the same
-    instruction lists run one after the other: lists take longest to compute."""
+    """Return ``work`` of every strategy in ``points``, in order, computed by this process and a
+    forked one. Strategies with the same instruction lists run one after the other: lists take
+    longest to compute."""
     alike = dict[tuple[int, ...], list[int]]()
     for at, point in enumerate(points):
         alike.setdefault(tuple(point[name] for name in LISTS), []).append(at)
@@ -96,11 +98,11 @@ def shared_by_lists(work: Callable[[Point], R], points: Sequence[Point]) -> list
 class Finalists(Generic[T]):
     """Strategies of a ranking that are predicted in full.
 
-    predict: returns the finalist of each point, None for points that are refused. fit: returns True
-    for points that fit in closed form. corrects: True if predictions correct the closed form of
-    other strategies; without corrections its errors remain, so more are predicted. predicted:
-    finalists with their points. refused: points without a finalist.
-    """
+    ranked: the strategies in closed form. predict: returns a prediction for each strategy, None if
+    it cannot be planned. fit: returns True for strategies that fit into memory in closed form.
+    doubt: factor as in ``DOUBT``. corrects: True if predictions correct the closed form of other
+    strategies; without corrections its errors remain, so more are predicted. predicted: strategies
+    with their predictions. refused: strategies without one."""
 
     ranked: Ranked
     predict: Callable[[Sequence[Point]], Sequence[T | None]]
@@ -112,7 +114,7 @@ class Finalists(Generic[T]):
     _known: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
 
     def first(self, sure: int, count: int) -> None:
-        """Predict ``sure`` strategies that will be shown; then, up to ``count`` in total, those
+        """Predict the ``sure`` strategies that will be shown; then, up to ``count`` in total, those
         that may be faster. Then predict half as many again (as many again without corrections),
         while the closed form puts them ahead of the best."""
         left, most = np.arange(len(self.ranked.seconds)), count + (count // 2 if self.corrects else count)
@@ -129,9 +131,9 @@ class Finalists(Generic[T]):
             left = np.setdiff1d(left, some)
 
     def _corrected(self, which: Ints) -> NDArray[np.float64]:
-        """Return the likely seconds of strategies of the ranking: the closed form, times its error
-        for predicted strategies. Similar strategies weigh more; the result is lower if none is
-        similar."""
+        """Return the likely seconds of the strategies at indices ``which`` of the ranking: the
+        closed form, times its error for predicted strategies. Similar strategies weigh more; the
+        result is lower if none is similar."""
         points, said = self.ranked.points.take(which), self.ranked.seconds[which]
         known = [(point, one.seconds / one.closed_form) for point, one in self.predicted if one.closed_form]
         if not self.corrects or all(factor == 1 for _, factor in known):  # no predictions, or only closed-form ones
@@ -144,18 +146,20 @@ class Finalists(Generic[T]):
 
     @property
     def best(self) -> tuple[Point, T]:
-        """The fastest finalist; the first among equals."""
+        """The predicted strategy with the fewest seconds, and its prediction; the first among
+        equals."""
         return min(self.predicted, key=lambda one: one[1].seconds)
 
     def climb(self) -> None:
-        """Predict neighbours of the best; if one is better, its neighbours, and so on."""
+        """Predict strategies that differ from the best in one choice; if one is faster, repeat from
+        it."""
         self.improve_best(
             lambda point: list(islice((row for row, _ in self._near(point) if not self._knows(row)), TRIED))
         )
 
     def around_equals(self) -> None:
-        """Predict other slices of finalists that take hardly longer than the best, if they may beat
-        it. If one does, predict its neighbours."""
+        """Predict other slices of strategies that take hardly longer than the best, if they may
+        beat it. If one does, predict the strategies that differ from it in one choice."""
         best, limit = self.best, CLOSE * self.best[1].seconds
         expected = dict[tuple[int, ...], tuple[float, Point]]()
         for point, one in self.predicted:
@@ -179,8 +183,8 @@ class Finalists(Generic[T]):
         self._predict([row for row in rows if not self._knows(row)])
 
     def improve_best(self, alternatives: Callable[[Point], Sequence[Point]]) -> None:
-        """Predict the alternatives (``alternatives``) of the best; if one is better, its
-        alternatives, and so on."""
+        """Predict the strategies that ``alternatives`` returns for the best; if one is faster,
+        repeat from it."""
         for _ in range(ROUNDS):
             best = self.best
             self._predict(list({_key(one): one for one in alternatives(best[0]) if not self._knows(one)}.values()))
@@ -188,8 +192,8 @@ class Finalists(Generic[T]):
                 return
 
     def predict_near_best(self, alternatives: Callable[[Point], Sequence[Point]]) -> None:
-        """Predict the alternatives (``alternatives``) of all finalists that take hardly longer than
-        the best, as they may beat it."""
+        """Predict the strategies that ``alternatives`` returns for each strategy that takes hardly
+        longer than the best, as they may beat it."""
         limit = DOUBT * self.best[1].seconds
         near = [point for point, one in self.predicted if one.seconds <= limit]
         rows = {_key(one): one for point in near for one in alternatives(point) if not self._knows(one)}
@@ -198,9 +202,9 @@ class Finalists(Generic[T]):
     def _near(
         self, point: Point, most: float = NEAR, groups: Sequence[tuple[str, ...]] = GROUPS
     ) -> Iterator[tuple[Point, float]]:
-        """Yield (neighbour, its closed-form seconds relative to the point's): the plain one first,
-        then the fastest, up to ``most`` times the point's seconds. groups: the choices, of which
-        one may differ."""
+        """Yield (strategy that differs from ``point`` in one choice, its closed-form seconds
+        relative to ``point``): first the one without slices and recomputation, then the fastest, up
+        to a ratio of ``most``. groups: the choices that may differ."""
         space, said = self.ranked.space, self.ranked.closed_form_seconds
         columns = space.columns()
         here = _like(columns, point, columns)
@@ -224,7 +228,7 @@ class Finalists(Generic[T]):
         return _key(point) in self._known
 
     def _predict(self, points: Sequence[Point]) -> None:
-        """Predict points together and record the results."""
+        """Predict strategies together; record them in ``predicted`` and ``refused``."""
         self._known.update(map(_key, points))
         for point, one in zip(points, self.predict(points) if points else (), strict=True):
             if one is None:
@@ -238,7 +242,8 @@ def _key(point: Point) -> tuple[int, ...]:
 
 
 def _like(columns: Mapping[str, Ints], point: Point, names: Iterable[str]) -> NDArray[np.bool_]:
-    """Return True for points that are equal to ``point`` in the columns ``names``."""
+    """Return True for strategies equal to ``point`` in the columns ``names``: an array. columns:
+    values of all strategies."""
     found = np.ones(len(next(iter(columns.values()))), dtype=bool)
     for name in names:
         found &= columns[name] == point[name]

@@ -33,8 +33,8 @@ KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
 
 @dataclass(frozen=True)
 class AvailableMemory:
-    """Available memory in bytes. each: of every rank's own device; 0 if ``ranks`` ranks share
-    ``shared`` bytes of this host. what: description of the memory's owner."""
+    """Memory available to ranks, in bytes. each: of every rank's own device; 0 if all ranks of this
+    host share ``shared`` bytes. what: description of the memory's owner."""
 
     each: int = 0
     shared: int = 0
@@ -88,8 +88,8 @@ def gpus() -> list[int]:
 
 def check_device(device: str, ranks: int, devices: Path = Path("/dev")) -> None:
     """Raise JobError if ``ranks`` ranks on this machine need GPUs (``run.device``) that it lacks.
-    devices: the folder with device files. GPUs that nvidia-smi does not count are left to the ranks
-    to check."""
+    devices: the folder of device files. If nvidia-smi lists no GPUs although there are some, the
+    ranks check."""
     if device not in ("cuda", "shared"):
         return
     found = len(gpus())
@@ -110,8 +110,8 @@ def _available(meminfo: Path) -> int | None:
 
 
 def _left_of_groups(mount: Path, own: Path) -> Iterator[int]:
-    """Yield the free bytes within the limits of this process's control groups (cgroups v1 and v2),
-    its own and their parents."""
+    """Yield the bytes still free in each control group of this process (cgroups v1 and v2), its own
+    and their parents. mount: where control groups are mounted. own: /proc/self/cgroup."""
     for line in _text(own).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -147,8 +147,8 @@ def estimate_in(step: Step, available: AvailableMemory | None, *, traffic: bool 
 
 
 def least_bytes(job: Job, vocab: int) -> int:
-    """Return a lower bound on the bytes of all ranks together under any strategy, in closed form:
-    the states once, and the residual stream of one micro-batch once."""
+    """Return a lower bound on the bytes of all ranks together under any strategy: parameters,
+    gradients and optimizer states once, and the residual stream of one micro-batch once."""
     model, itemsize = job.model_spec(vocab), ITEMSIZE[job.train.precision]
     master = master_size(itemsize)
     states = model.num_parameters * (itemsize + master * (3 + (master != itemsize)))
@@ -157,7 +157,8 @@ def least_bytes(job: Job, vocab: int) -> int:
 
 
 def check_size(job: Job, vocab: int, available: AvailableMemory | None) -> None:
-    """Raise InfeasiblePlan or JobError for sizes out of all proportion."""
+    """Raise InfeasiblePlan if the job cannot fit under any strategy, JobError if it has too many
+    layers, slices or micro-batches to be planned. available: None if unknown."""
     model, needed = job.model_spec(vocab), least_bytes(job, vocab)
     if model.num_layers > MOST_LAYERS and available and needed > available.total(job.world_size):
         raise InfeasiblePlan(
@@ -217,7 +218,7 @@ def check_fits(job: Job, needed: Estimate, vocab: int, available: AvailableMemor
 
 
 def by_kind(memory: Mapping[str, int]) -> str:
-    """Return the bytes of ``KINDS`` as text, the largest first.
+    """Return bytes by kind (``KINDS``) as text, the largest first; kinds with 0 bytes are left out.
 
     >>> by_kind({"parameters": 1 << 30, "gradients": 2 << 30, "buffers": 0})
     'gradients 2 GiB, parameters 1 GiB'

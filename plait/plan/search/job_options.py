@@ -79,8 +79,8 @@ RATES = ("host_rate", "host_memory_rate")
 
 
 def _states(job: Job, options: MemoryOptions) -> MemoryOptions:
-    """Return the options with the job's types of gradients and moments, and with optimizer states
-    on the host."""
+    """Return the options with the bytes of the job's types of gradients and moments, and with the
+    part of optimizer states that is kept on the host."""
     recipe, master, away = job.recipe, float(MASTER), job.recipe.optimizer_offload_fraction
     smaller = sum(master - BYTES[name] for name in (recipe.exp_avg_dtype, recipe.exp_avg_sq_dtype))
     if options.moment_bytes is not None:

@@ -39,7 +39,8 @@ def regimes(points: StrategyTable, cluster: Cluster) -> NDArray[np.int64]:
 
 
 def band(total: Seconds, points: StrategyTable, cluster: Cluster) -> tuple[Seconds, Seconds]:
-    """Return (p10, p90) of predicted seconds."""
+    """Return (p10, p90) of the seconds of a step of each strategy: arrays. total: predicted
+    seconds."""
     told = cluster.efficiency.spread
     spread = np.array([getattr(told, regime).value for regime in REGIMES])[regimes(points, cluster)]
     return total * np.exp(-P90 * spread), total * np.exp(P90 * spread)
@@ -58,8 +59,8 @@ Column = NDArray[np.float64]
 
 
 class Needs(NamedTuple):
-    """Bytes of every strategy's fullest device. total: predicted; kept: must stay free; limit: may
-    be filled."""
+    """Bytes of each strategy's fullest device, as arrays. total: predicted bytes. kept: bytes that
+    must stay free. limit: bytes of a device that a plan may fill, one number."""
 
     total: Column
     kept: Column
@@ -67,7 +68,8 @@ class Needs(NamedTuple):
 
     @staticmethod
     def of(memory: MemoryColumns, margin: Margin, cluster: Cluster) -> Needs:
-        """Return the needs for predicted memory."""
+        """Return the needs for predicted memory. margin: memory that must stay free. cluster: its
+        device's size gives the limit."""
         return Needs.with_overhead(memory, memory.overhead, margin, cluster)
 
     @staticmethod
@@ -83,11 +85,12 @@ class Needs(NamedTuple):
 
     @property
     def all(self) -> Column:
-        """Bytes that a device must have."""
+        """Bytes that each strategy needs on a device: predicted, and to be kept free."""
         return self.total + self.kept
 
     def fits(self, share: float = 1.0) -> NDArray[np.bool_]:
-        """Return True for strategies that fit into ``share`` of the limit."""
+        """Return True for each strategy that fits into ``share`` of the limit, margin included: an
+        array."""
         return self.all <= share * self.limit
 
     def take(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> Needs:
@@ -96,6 +99,7 @@ class Needs(NamedTuple):
 
     @staticmethod
     def joined(parts: Sequence[Needs]) -> Needs:
-        """Return the needs of all parts; all on the same device."""
+        """Return the needs of all strategies in ``parts``, concatenated. The parts must be of the
+        same device."""
         totals, kepts = [one.total for one in parts], [one.kept for one in parts]
         return Needs(np.concatenate(totals), np.concatenate(kepts), parts[0].limit)

@@ -99,11 +99,10 @@ def ranks_of(job: Job, cluster: Cluster) -> int:
 
 
 def _fixed(job: Job, *, searched: bool = True) -> dict[str, list[int]]:
-    """Return the values that the job file fixes, by column.
+    """Return the values that the job file fixes, by column of ``StrategyTable``.
 
-    searched: raise JobError for settings that a search cannot respect. Otherwise the first pp rank
-    stands for all, and 1f1b for a schedule file that cannot be searched.
-    """
+    searched: True to raise JobError for settings that a search cannot respect. Otherwise the first
+    pp rank stands for all, and 1f1b for a schedule file that cannot be searched."""
     section = job.strategy
     found = {"graphs": [int(section.cuda_graphs is True)]}
     said = {key.partition(".")[2] for key in job.open}
@@ -156,7 +155,8 @@ def _fixed(job: Job, *, searched: bool = True) -> dict[str, list[int]]:
 
 
 def job_at(job: Job, point: Mapping[str, int]) -> Job:
-    """Return the job with all open settings filled in from a point."""
+    """Return the job with all open settings filled in from a strategy. point: integers by column of
+    ``StrategyTable``."""
     values = job.to_dict()
     values["strategy"] = values["strategy"] | strategy_table(point)
     values["train"] = values["train"] | {"micro_batch_size": point["micro"]}
@@ -164,7 +164,8 @@ def job_at(job: Job, point: Mapping[str, int]) -> Job:
 
 
 def strategy_table(point: Mapping[str, int]) -> dict[str, Any]:
-    """Return the ``[strategy]`` table of a point."""
+    """Return the keys and values of the job table ``[strategy]`` for a strategy. point: integers by
+    column of ``StrategyTable``."""
     ring, kind = point["ring"], RECOMPUTES[point["recompute"]]
     ulysses = point["cp"] // ring
     cp_comm_type: Any = "ulysses" if ring == 1 else "ring" if ulysses == 1 else {"ulysses": ulysses, "ring": ring}
@@ -184,8 +185,9 @@ def strategy_table(point: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _scheduled(name: str, fixed: Mapping[str, list[int]], *, searched: bool) -> dict[str, list[int]]:
-    """Return the columns that a schedule fixes. A schedule in a file also fixes the numbers of pp
-    ranks and micro-batches."""
+    """Return the allowed values of columns that the schedule ``name`` fixes. A schedule in a file
+    also fixes the numbers of pp ranks and micro-batches. Raises JobError if these contradict
+    ``fixed``."""
     try:
         found = {"schedule": [number_of(name)]}
     except ScheduleError as error:
@@ -202,8 +204,8 @@ def _scheduled(name: str, fixed: Mapping[str, list[int]], *, searched: bool) -> 
 
 
 def point_of(job: Job) -> dict[str, int]:
-    """Return the point of a job whose settings are fixed, except those chosen by timed steps.
-    Unequal pp ranks count like the first one."""
+    """Return the strategy of a job as integers by column of ``StrategyTable``. The job fixes all
+    settings, except those chosen by timed steps. Unequal pp ranks count like the first one."""
     told = _fixed(job.model_copy(update={"open": ()}), searched=False)
     asked = {key: values[0] for key, values in told.items()}
     dp, tp = job.degrees[0]
@@ -215,7 +217,7 @@ def point_of(job: Job) -> dict[str, int]:
 
 
 def timed_point(plan: Plan) -> dict[str, int]:
-    """Return the columns that timed steps may have chosen."""
+    """Return the values that timed steps have chosen in a plan, by column of ``StrategyTable``."""
     strategy = plan.strategy
     return {
         "p1": strategy.p1, "p2": strategy.p2, "sequence_parallel": int(strategy.sequence_parallel),

@@ -97,30 +97,33 @@ def _hand_back(work: Callable[[T], R], pieces: Sequence[T], taken: Any, answer: 
 
 
 FIRST, BLOCK = 1 << 10, 1 << 15
-"""Number of strategies whose memory is computed at once, fastest first. It starts at FIRST, since
-often these are enough, and grows by a factor of 8 up to BLOCK. It does not start lower: structures
-are traced for all strategies of a batch together."""
+"""FIRST, BLOCK: number of strategies whose memory is computed at once, fastest first. It starts at
+FIRST, since often these are enough, and grows by a factor of 8 up to BLOCK. It does not start
+lower: memory is traced once for all strategies of a block."""
 WALKED = 1 << 5
-"""The same as ``FIRST``, for models in which every kind of strategy needs a memory trace of its
-own."""
+"""Number of strategies whose memory is computed at first, in place of ``FIRST``, for models in
+which every kind of strategy needs a memory trace of its own."""
 SURE = 1 << 5
-"""Number of the fastest strategies among those that may fit whose full memory is computed first; it
-doubles each time."""
+"""Number of strategies whose full memory is computed first: the fastest that fit by the lower
+bound. It doubles each time."""
 SHARED = 1 << 17
 """Number of strategies that one process times at once: with fewer, more shared results would be
 computed twice."""
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
-"""Columns in which strategies differ that a user would call different. The remaining columns are
-tuning: of all strategies with equal values here, the fastest represents the family."""
+"""Columns of ``StrategyTable`` that a user would call different strategies; other columns are
+tuning. Strategies equal in these columns are a family, which its fastest member represents."""
 ROOMS = (2, 8)
-"""Divisors of ``most`` for the number of strategies searched around the best arrangements of ranks:
-first around the best of the space, then around the best of that search."""
+"""Divisors of the space's size ``most``. They give the number of strategies searched around the
+best arrangements of ranks: first around the best of the space, then around the best of that search.
+"""
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """The fastest strategy that fits of each family, fastest first. space: all strategies that were
-    searched; closed_form_seconds: the closed form's seconds for each."""
+    """The fastest strategies that fit, fastest first, one of each family (``FAMILY``). points,
+    seconds, memory: the strategies, their closed-form seconds of a step and bytes of the fullest
+    device. space: all strategies that were searched; closed_form_seconds: the closed form's seconds
+    for each."""
 
     points: StrategyTable
     seconds: NDArray[np.float64]
@@ -132,13 +135,12 @@ class Ranked:
 def search(
     request: SearchRequest, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST
 ) -> Ranked:
-    """Return the ``keep`` fastest families.
+    """Return the ``keep`` fastest strategies that fit, one of each family (``FAMILY``).
 
-    If the space had to be made coarser, the surroundings of its best arrangements of ranks are
-    searched in full, twice. If nothing fits, the last resort of recomputation is tried. Raises
-    JobError for a space without a strategy. Raises InfeasiblePlan with tested advice if nothing
-    fits.
-    """
+    most: largest number of strategies in the space. If the space had to be made coarser, the
+    surroundings of its best arrangements of ranks are searched in full, twice. If nothing fits, the
+    recomputation ``LAST_RESORT`` is tried. Raises JobError for a space without a strategy. Raises
+    InfeasiblePlan with tested advice if nothing fits."""
     space = enumerate_space(request, most=most)
     if not len(space):
         raise _Search(request, cluster, precision, keep).relaxing.no_strategy_error()
@@ -160,7 +162,8 @@ def search(
 
 
 def _joined(rankings: Sequence[Ranked], keep: int) -> Ranked:
-    """Return the ``keep`` fastest families of several spaces."""
+    """Return one ranking of several spaces, with the ``keep`` fastest strategies of different
+    families."""
     points = StrategyTable.joined([each.points for each in rankings])
     seconds, memory = (np.concatenate([getattr(each, name) for each in rankings]) for name in ("seconds", "memory"))
     order = np.argsort(seconds, kind="stable")
@@ -181,8 +184,9 @@ def _last_resort(request: SearchRequest) -> SearchRequest | None:
 
 
 def _around(request: SearchRequest, best: StrategyTable, short: StrategyTable, most: int) -> StrategyTable:
-    """Return the strategies around the best of every arrangement of ranks. short: strategies that
-    lack memory, which a choice left out so far may save; they have a quota of their own."""
+    """Return the strategies near the best of every arrangement of ranks, at most ``most`` and half
+    as many near ``short``. short: strategies that lack memory, which a choice left out so far may
+    save."""
     bases = [(_of_each_cell(best), most), (_of_each_cell(short), most // 2)]
     return StrategyTable.joined([enumerate_around(request, some, most=room) for some, room in bases if len(some)])
 
@@ -215,8 +219,8 @@ class _Search:
         return len(space) > 0 and bool(self.relaxing.within(self._rough(space, space.degrees()[0]).least).any())
 
     def run(self, space: StrategyTable) -> tuple[Ranked, StrategyTable]:
-        """Return (the fastest families of a space, strategies that fit by their lower bound but not
-        in full)."""
+        """Return (ranking of a space; strategies that fit by the memory lower bound but not in
+        full). Raises InfeasiblePlan if nothing fits."""
         seconds = self._seconds(space)
         order, rough = np.argsort(seconds, kind="stable"), list[_Rough]()
         found, memory = np.zeros(0, dtype=np.int64), np.zeros(0)  # indices of strategies, the first of their families
@@ -255,12 +259,12 @@ class _Search:
         return np.concatenate(map_with_fork(timed, pieces))
 
     def _by_kind(self, points: StrategyTable, at: int) -> str:
-        """Return a description of the memory of one strategy's device, by kind."""
+        """Return the bytes on the device of the strategy at index ``at``, by kind, as text."""
         found = self._columns(points.take(slice(at, at + 1)))
         return by_kind({kind: int(getattr(found, kind)[0]) for kind in KINDS if np.isfinite(found.allocated[0])})
 
     def needs(self, points: StrategyTable) -> Needs:
-        """Return the bytes of the fullest rank."""
+        """Return the bytes on the fullest device of each strategy, with the request's margin."""
         return Needs.of(self._columns(points), self.request.margin, self.cluster)
 
     def _columns(self, points: StrategyTable, among: Sequence[Degrees] | None = None) -> MemoryColumns:
@@ -294,11 +298,11 @@ class _Search:
         return int(best[1]), self._exact(rough, np.array([best[1]], dtype=np.int64))
 
     def _first_fitting(self, rough: _Rough, family: Ints, known: Ints) -> tuple[Ints, NDArray[np.float64], Ints]:
-        """Return (indices of the first strategy of each family that fits, their memory, indices of
-        strategies that fit by their lower bound but not in full).
+        """Return three arrays: indices of the first strategy of each family that fits; their bytes;
+        indices of strategies that fit by their lower bound but not in full. family: each strategy's
+        family, ``known``: families found before.
 
-        The search stops once these families and the ``known`` ones are enough.
-        """
+        The search stops once the new and the known families are enough."""
         found, sizes, missing, ask = list[int](), list[float](), self.keep - len(known), SURE
         nearly = list[int]()
         left = np.flatnonzero(self.relaxing.within(rough.least) & ~np.isin(family, known))
@@ -341,7 +345,8 @@ def _families(points: StrategyTable) -> list[Ints]:
 
 
 def first_of_family(points: StrategyTable) -> Ints:
-    """Return the indices of the strategies that come first in their family, in order."""
+    """Return the indices of strategies that are the first of their family (``FAMILY``) in the
+    table, in order."""
     return np.sort(distinct(_families(points))[0])
 
 
@@ -352,15 +357,15 @@ LONGER = 1.05
 SURELY = 0.999
 """Probability of fitting that counts as certain."""
 ROOMIEST = 6
-"""Number of the most certain strategies that are predicted in full."""
+"""Number of strategies most certain to fit that are predicted in full."""
 
 
 def safest(
     request: SearchRequest, cluster: Cluster, precision: Precision, *, seconds: float, keep: int, most: int
 ) -> StrategyTable:
-    """Return strategies that take at most ``seconds`` in closed form: first those certain to fit,
-    fastest first, then the others by their memory. At most ``keep``, one per family. most: number
-    of strategies in the space."""
+    """Return strategies that take at most ``seconds`` in closed form: first those certain to fit
+    (``SURELY``), fastest first, then the others by their bytes, smallest first. At most ``keep``,
+    one of each family. most: largest number of strategies in the space."""
     space = enumerate_space(request, most=most)
     taken = total_seconds(
         request.model, space, cluster, sequence=request.sequence, precision=precision, options=request.options

@@ -69,7 +69,8 @@ class PlacedOn:
 
 @dataclass(frozen=True)
 class PlanPrices(Prices):
-    """Costs of a plan without a described cluster."""
+    """Costs of a plan's ops and transfers without a described cluster: measured, or derived from
+    shapes."""
 
     plan: Plan
     slow: tuple[float, float] = (1.0, 1.0)

@@ -39,13 +39,13 @@ class SearchRequest:
     """Search request: the fixed and open settings of a job.
 
     ranks: of the job. domain: neighbouring ranks within the innermost links, inside which tensor
-    parallelism is tried. fixed: allowed values from the job file, by column of ``Points``. shard: a
-    named sharding from the job file. margin: memory that must stay free. options: how ranks
-    compute.
+    parallelism is tried. fixed: allowed values from the job file, by column of ``StrategyTable``.
+    shard: a named sharding from the job file. margin: memory that must stay free. options: how
+    ranks compute.
 
-    Properties of the framework that runs the job: has, the allowed values of columns; can, True for
-    points it supports; ends, the number of stages that embedding and head may have to themselves.
-    """
+    Properties of the framework that runs the job: has, the allowed values of columns; can, a
+    function that returns True for strategies it supports; ends, the number of stages that embedding
+    and head may have to themselves."""
 
     model: ModelSpec
     ranks: int
@@ -61,8 +61,8 @@ class SearchRequest:
     ends: int = 0
     margin: Margin = NO_MARGIN
     shared: int = 0
-    """Sequences that replicas and micro-batches must divide, if smaller than the whole batch
-    because the batch ramps up; else 0."""
+    """Sequences that replicas and micro-batches must divide, if fewer than the whole batch since
+    the batch ramps up; 0: the whole batch."""
 
     @property
     def divisible_batch(self) -> int:
@@ -70,8 +70,8 @@ class SearchRequest:
         return self.shared or self.global_batch
 
     def allows(self, name: str, value: int) -> bool:
-        """Return True if a column's value is excluded neither by the job file, nor by a constraint
-        on this column alone, nor by the framework."""
+        """Return True if neither the job file, nor a constraint on this column alone, nor the
+        framework excludes a column's value. name: column of ``StrategyTable``."""
         if any(name in some and value not in some[name] for some in (self.fixed, self.has)):
             return False
         quantity = QUANTITIES.get(name, name)
@@ -85,8 +85,8 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class Coarseness:
-    """Choices that are left out of a space at a level; every level leaves out those of earlier
-    levels, too."""
+    """Choices that a large space leaves out. level: 0 leaves out none; every level leaves out those
+    of lower levels and one kind more."""
 
     level: int = 0
 
@@ -112,12 +112,13 @@ QUANTITIES = {
     "micro": "micro_batch_size", "num_micro": "num_micro_batches", "virtual": "virtual_stages", "p1": "batch_slices",
     "p2": "column_slices",
 }  # fmt: skip
-"""Names of columns in constraints, if they differ."""
+"""Names of quantities in constraints, by column of ``StrategyTable``, for columns with another
+name."""
 COLUMNS = {quantity: column for column, quantity in QUANTITIES.items()}
 
 
 def column_of(constraint: Constraint) -> str:
-    """Return the column that a constraint refers to."""
+    """Return the column of ``StrategyTable`` that a constraint refers to."""
     return COLUMNS.get(constraint.quantity, constraint.quantity)
 
 
@@ -147,7 +148,8 @@ class Cell:
 
 
 def enumerate_space(request: SearchRequest, *, most: int = MOST) -> StrategyTable:
-    """Return every valid strategy, regardless of memory."""
+    """Return every valid strategy, whether it fits into memory or not. A space of more than
+    ``most`` strategies is made coarser."""
     known = CellChoices(request)
     cells, choices = list[Cell](), list[dict[tuple[str, ...], list[Choice]]]()
     for level in range(COARSEST + 1):
@@ -163,16 +165,18 @@ def enumerate_space(request: SearchRequest, *, most: int = MOST) -> StrategyTabl
 
 
 def coarseness_of(request: SearchRequest, cell: Cell, level: int) -> Coarseness:
-    """Return the coarseness of an arrangement in a space of a level. No arrangement is left out,
-    since its surroundings may contain the best strategy."""
+    """Return which choices are left out for an arrangement of ranks in a space of a coarseness
+    level; more for arrangements with short sequences per rank. No arrangement is left out, since
+    its surroundings may contain the best strategy."""
     coarse, short = Coarseness(level), cell.cp > 1 and request.sequence // cell.cp < SHORT
     return Coarseness(SPARSE) if short and not coarse.short else coarse
 
 
 def enumerate_around(request: SearchRequest, points: StrategyTable, *, most: int = MOST) -> StrategyTable:
-    """Return the strategies that differ from each point in two kinds of choices (micro-batches and
-    slices, stages, shard factors), both in full, with and without sequence parallelism. Points are
-    taken in order until the result exceeds ``most``. It can contain duplicates."""
+    """Return the strategies near each of ``points``. All combinations of two of three kinds of
+    choices (micro-batches with slices, stages, sharding factors) are tried, with and without
+    sequence parallelism. Points are taken in order until the result exceeds ``most``. It can
+    contain duplicates."""
     known, found, size = CellChoices(request), list[tuple[Cell, Mapping[tuple[str, ...], Sequence[Choice]]]](), 0
     for row in map(points.row, range(len(points))):
         cell = Cell(*(row[one.name] for one in fields(Cell)))
@@ -192,8 +196,8 @@ def _count(choices: Mapping[tuple[str, ...], Sequence[Choice]]) -> int:
 
 
 def _some(request: SearchRequest, points: StrategyTable) -> StrategyTable:
-    """Return the points that the framework supports and that meet all constraints that need no
-    prediction."""
+    """Return the strategies of ``points`` that the framework supports and that meet all constraints
+    decided without a prediction."""
     columns = {QUANTITIES.get(name, name): column for name, column in points.columns().items()}
     columns["ulysses"] = points.cp // points.ring
     telling = [one for one in request.constraints if one.quantity in columns]
@@ -204,7 +208,7 @@ def _some(request: SearchRequest, points: StrategyTable) -> StrategyTable:
 
 
 def any_point(request: SearchRequest) -> bool:
-    """Return True if there is any strategy."""
+    """Return True if the space has any strategy, whether it fits into memory or not."""
     return next(arrangements(request), None) is not None
 
 
@@ -277,7 +281,8 @@ def other_stream(request: SearchRequest, cell: Cell) -> Cell | None:
 def points_of(
     request: SearchRequest, cells: Sequence[Cell], choices: Sequence[Mapping[tuple[str, ...], Sequence[Choice]]]
 ) -> StrategyTable:
-    """Return the products of all cells, concatenated."""
+    """Return the strategies of all cells: for each cell, the product of its choices. choices: for
+    each cell, the values of columns by tuple of columns."""
     total = sum(map(_count, choices))
     columns = {one.name: np.empty(total, dtype=np.int64) for one in fields(StrategyTable)}
     start = 0
@@ -294,7 +299,8 @@ def points_of(
 
 
 def arrangements(request: SearchRequest) -> Iterator[dict[str, set[int]]]:
-    """Yield, for every arrangement of ranks with at least one point, the values of its columns."""
+    """Yield, for every arrangement of ranks with at least one strategy, the set of values of each
+    column."""
     known = CellChoices(request)
     for cell in cells_of(request, Coarseness()):
         choices = known.choices(cell, Coarseness())

@@ -73,7 +73,8 @@ def expert_volume(step: Step, index: int, ep: int) -> Volume:
 
 
 def _of_experts(sharding: Sharding, ep: int) -> Sharding:
-    """Return the sharding factors over the replicas that hold the same experts."""
+    """Return the sharding factors of expert weights, over the replicas that hold the same
+    experts."""
     cut = {name: int(expert_factor(getattr(sharding, name), ep)) for name in ("params", "grads", "optim")}
     secondary = int(expert_factor(sharding.secondary, ep)) if sharding.secondary else 0
     return Sharding(**cut, secondary=secondary if 1 < secondary < cut["params"] else 0)
@@ -125,7 +126,8 @@ def pairs_of(step: Step) -> RankPairs:
 
 
 def _ring(group: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of neighbours in a ring; one pair for two ranks."""
+    """Yield the pairs of neighbouring ranks in a ring over ``group``, which is in order; one pair
+    for two ranks."""
     for at, rank in enumerate(group[: len(group) - (len(group) == 2)]):
         other = group[(at + 1) % len(group)]
         if rank != other:
