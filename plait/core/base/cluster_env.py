@@ -45,7 +45,8 @@ STARTERS = (
     Starter("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", per_node="SLURM_STEP_TASKS_PER_NODE",
             node="SLURM_NODEID", nodes="SLURM_STEP_NODELIST"),
 )  # fmt: skip
-"""The known launchers, in the order of detection: a step of srun's may start mpirun's daemons."""
+"""The known launchers, in the order of detection. mpirun comes before srun, whose step may start
+mpirun's daemons."""
 
 
 def starter_of(environ: Mapping[str, str] = os.environ) -> Starter | None:
@@ -110,8 +111,9 @@ def this_host(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def cluster_job(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Return (job id of the cluster manager, a number that grows with each start: Slurm's restart
-    count or the pod's start time in seconds); ("", 0) outside of a cluster job."""
+    """Return (job id of the cluster manager, number of the start, which grows with each start of
+    the job: Slurm's restart count or the pod's start time in seconds); ("", 0) outside of a cluster
+    job."""
     if run := environ.get("PLAIT_RUN"):
         return f"kubernetes/{run}", number_in(environ, "PLAIT_ATTEMPT", 0)
     if not (job := environ.get("SLURM_JOB_ID")):
@@ -137,8 +139,8 @@ def forget(names: Iterable[str], environ: MutableMapping[str, str] = os.environ)
 
 
 def task_number(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the cluster manager's index of this agent: Slurm's task or Kubernetes' pod index; -1
-    outside of both."""
+    """Return the index of this node's agent in its cluster job: Slurm's task or Kubernetes' pod
+    index; -1 outside of both."""
     return number_in(environ, "SLURM_PROCID", number_in(environ, "JOB_COMPLETION_INDEX", -1))
 
 

@@ -192,8 +192,8 @@ def take_launcher(environ: MutableMapping[str, str] = os.environ) -> int | None:
 
 
 def note_epoch(word: str, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Set the word of the attempt at the run, for this process and its future children; an empty
-    word removes the variable."""
+    """Set PLAIT_EPOCH, the word that identifies an attempt at the run, for this process and its
+    future children; an empty word removes the variable."""
     if word:
         environ["PLAIT_EPOCH"] = word
     else:
@@ -201,7 +201,8 @@ def note_epoch(word: str, environ: MutableMapping[str, str] = os.environ) -> Non
 
 
 def epoch_word(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the word of the current attempt at the run; empty if there is none."""
+    """Return PLAIT_EPOCH, the word that identifies the current attempt at the run; empty if there
+    is none."""
     return environ.get("PLAIT_EPOCH", "")
 
 

@@ -38,8 +38,8 @@ def contents_within(path: str | Path, limit: int) -> bytes:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason of an error, without the error number and the path in the system's own
-    text."""
+    """Return why an operation on a file failed: the system's text without the error number and the
+    path."""
     return str(getattr(error, "strerror", None) or error)
 
 

@@ -24,7 +24,7 @@ _NAME = re.compile(r"host(0|[1-9][0-9]{0,3})")
 
 
 def interface(nic: int) -> str:
-    """Return the name of a host's network interface ``nic``."""
+    """Return the name of a lab host's network interface for link ``nic``, such as ``eth0``."""
     return f"eth{nic}"
 
 

@@ -60,8 +60,8 @@ def as_number(value: Any) -> Any:
 
 
 def check_number(value: Any, key: str, *, whole: bool) -> None:
-    """Raise JobError if a value is no number, not finite or out of range. whole: if True, also if
-    it is no integer."""
+    """Raise JobError, naming the key, if a value is no number, not finite, or out of range: beyond
+    ``LARGEST`` if ``whole``, else beyond 2**53. whole: True to refuse fractions, too."""
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise JobError(f"{shown(value)} is not {'a whole number' if whole else 'a number'}", key=key,
                        fix=f"Give {'a whole number' if whole else 'a number'}")  # fmt: skip

@@ -33,7 +33,8 @@ class PlotCurve(NamedTuple):
 
 
 class CellRun(NamedTuple):
-    """A run of characters of one kind in a drawn row; kind is ``""`` for empty space."""
+    """A run of characters of one kind in a drawn row; kind: key of their colour, ``""`` for empty
+    space."""
 
     text: str
     kind: str

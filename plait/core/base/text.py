@@ -331,7 +331,7 @@ def seconds_text(seconds: float, signed: bool = False) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words and quoted texts, each with all characters up to the next space."""
+    """Return the text split at spaces; a quoted text with spaces is one word."""
     words: list[str] = []
     place = 0
     while found := _WORD.search(text, place):

@@ -23,7 +23,7 @@ from plait.core.model.precision import QUANTISED, Precision
 
 
 class Constant(Section):
-    """A number with its origin."""
+    """A number of a cluster or efficiency file, with its source, date and uncertainty."""
 
     value: Annotated[float, Field(ge=0, le=1e30)]
     """The number: bytes, seconds, FLOP/s, bytes/s, or a plain ratio."""
@@ -65,7 +65,8 @@ class Spread(Section):
 
 
 class Efficiency(Section):
-    """Shares of the peaks that are reached, and overheads."""
+    """Shares of a device's and its links' peak rates that a training step reaches, and
+    overheads."""
 
     matmul: Constant
     """Share of the peak that large matrix products reach."""

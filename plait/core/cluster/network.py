@@ -38,7 +38,7 @@ KEYS = (
     ("rate", "rate", 1.0, 1e15), ("collective_loss", "collective_loss", 0.0, 0.99), ("p2p_loss", "p2p_loss", 0.0, 0.99),
     ("crossing", "conflicts", 1.0, 1e6), ("core", "core", 1.0, 1e18),
 )  # fmt: skip
-"""Tables of a network file: table, field, least and largest value."""
+"""Keys of a network file: (table, field, least value, largest value)."""
 OPEN = ("conflicts", "core")
 """Fields that a file may leave out."""
 
@@ -91,8 +91,8 @@ class Network:
 
     @property
     def pair_factor(self) -> float:
-        """How many times as long a send between two neighbours takes if they are in different
-        minipods: all bytes cross."""
+        """Factor by which a send between two neighbours takes if they are in different minipods:
+        all bytes cross."""
         return self.conflicts / (1 - self.p2p_loss)
 
     def _seconds(self, sent: float, spread: int, most: float) -> float:
@@ -201,7 +201,8 @@ class PlacementProfile(StampedSection):
 
 
 def _per_byte(curve: Curve) -> float:
-    """Return the seconds of a further byte, in which latency cancels out."""
+    """Return the seconds that each further byte of a collective takes, from its smallest and its
+    largest message, so that latency cancels out."""
     first, last = curve.points[0], curve.points[-1]
     return (last.seconds - first.seconds) / (last.bytes - first.bytes) if last.bytes > first.bytes else 0.0
 

@@ -32,11 +32,12 @@ UNITS: Mapping[str, str] = {
     **{f"efficiency.{name}": "s" for name in
        ("matmul_launch", "attention_launch", "host_layer", "host_collective", "step")},
 }  # fmt: skip
-"""Units of single constants, by key."""
+"""Unit of each constant of a cluster's file, by its key."""
 USUAL: Mapping[tuple[str, int], str] = {
     ("FLOP/s", 2): ", as with sparsity", ("B/s", 2): ", as of both directions together", ("B/s", 8): ", as in bits",
 }  # fmt: skip
-"""Usual reasons for a value that is a multiple of the shipped one, by unit and factor."""
+"""Reason why a value is a multiple of the shipped one, as the end of a message, by (unit,
+factor)."""
 _PREFIXES = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
 _MODEL = re.compile(r"[A-Z]{1,3}\d{2,4}")
 """Model of a device, such as H100 or GB200; found alike in ``NVIDIA H100 80GB HBM3`` and
@@ -57,16 +58,17 @@ class _Entry(NamedTuple):
         return self.constant.value
 
     def shipped(self, kind: str) -> tuple[float, float]:
-        """Return the least and the most of shipped clusters, for a kind of device; 0 and infinity
-        if there are none."""
+        """Return (least, largest) value of this constant in the shipped clusters, for a kind of
+        device; (0, infinity) if none has it."""
         peers = [(cluster.device.kind, one.value) for cluster, one in _shipped() if set(one.peers) & set(self.peers)]
         alike = [value for own, value in peers if own == kind or not self.key.startswith("device.")]
         most = max((value for _, value in peers) if kind == "cpu" else alike, default=inf)
         return min(alike, default=0.0), most
 
     def within(self, kind: str, factor: float) -> bool:
-        """Return True if the value lies beyond the shipped range by at most ``factor``. Fitted
-        constants, which are shares and seconds of small work, may be as small as they are."""
+        """Return True if the value exceeds the range of the shipped clusters at most by ``factor``
+        on either side. Fitted constants, which are shares and seconds of small work, may be as
+        small as they are."""
         least, most = self.shipped(kind)
         return self.value <= most * factor and (self.value >= least / factor or self.key.startswith("efficiency."))
 
@@ -143,14 +145,14 @@ def _unlike(entry: _Entry, cluster: Cluster) -> str:
 
 @cache
 def _shipped() -> list[tuple[Cluster, _Entry]]:
-    """Return every constant of every shipped cluster, with its cluster."""
+    """Return (cluster, entry) for every constant of every shipped cluster."""
     names = sorted(file.stem for file in (specs_folder() / "clusters").glob("*.toml"))
     return [(cluster, entry) for cluster in map(Cluster.preset, names) for entry in _entries(cluster)]
 
 
 def _entries(cluster: Cluster) -> Iterator[_Entry]:
-    """Return the constants that have a unit, except zeros and those marked as outliers on
-    purpose."""
+    """Yield the constants of a cluster's file that have a unit, without zeros and those marked as
+    outliers on purpose."""
     known = [_Entry(key, (key,), unit, one) for key, unit in UNITS.items() if (one := _constant(cluster, key))]
     for precision, peak in cluster.device.peak.items():
         key = f"device.peak.{precision}"

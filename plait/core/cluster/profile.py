@@ -93,7 +93,7 @@ class Point(Section):
 
 
 FULL = 0.9
-"""Share of the best bandwidth that counts as full bandwidth."""
+"""Share of the best measured bandwidth above which a message counts as reaching full bandwidth."""
 
 
 class Curve(Section):
@@ -335,5 +335,5 @@ def joined(profiles: Sequence[Profile]) -> Profile:
 
 
 def _last(parts: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return the last part that is not empty."""
+    """Return the last of the parts that is not empty; the empty tuple if all are."""
     return next((part for part in reversed(list(parts)) if part), ())

@@ -74,7 +74,7 @@ _LLAMA = {
     "vocab": "vocab_size", "max_sequence": "max_position_embeddings", "tied_embeddings": "tie_word_embeddings",
     "norm_eps": "rms_norm_eps", "rope_theta": "rope_theta", "attention_dropout": "attention_dropout",
 }  # fmt: skip
-"""Hugging Face's names for Plait's fields."""
+"""Keys of Hugging Face's ``config.json`` for Llama models, by the field of ``ModelSpec``."""
 _LLAMA3 = {
     "factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor",
     "original_max_positions": "original_max_position_embeddings",

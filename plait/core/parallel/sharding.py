@@ -36,7 +36,8 @@ LEVELS: tuple[Level, ...] = ("params", "grads", "optim", "replicas")
 Unit = tuple[str, int]
 VECTORS: Unit = ("vectors", 0)
 WHOLE = ("vectors", "down", "up")
-"""Kinds of units that are sharded for the optimizer only."""
+"""Kinds of sharded units whose parameters and gradients stay whole on every rank: only their
+optimizer states are sharded."""
 _Size = TypeVar("_Size")
 
 
@@ -119,7 +120,8 @@ class Sharding:
         return tuple(range(first, first + outer, inner))
 
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that share a secondary copy with ``rank``, ``rank`` included."""
+        """Return the ranks that share one sharded secondary copy of the parameters with ``rank``,
+        ``rank`` included."""
         k = max(1, self.secondary)
         return tuple(range(rank // k * k, rank // k * k + k))
 

@@ -266,5 +266,6 @@ def slice_sizes(total: int, parts: int) -> tuple[int, ...]:
 
 
 def _lengths(of: int, sequence: int, model: ModelSpec) -> list[dict[str, int]]:
-    """Return lengths of sequences around ``sequence`` that are multiples of ``of``, as changes."""
+    """Return changes of the job file to sequence lengths near ``sequence`` that are multiples of
+    ``of``."""
     return [{"data.sequence_length": one} for one in multiples(of, sequence, model.max_sequence)]

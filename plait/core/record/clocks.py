@@ -81,7 +81,8 @@ REFERENCE = HostClock()
 
 
 def order(a: Moment, b: Moment) -> Literal[-1, 0, 1]:
-    """Return -1 if ``a`` was certainly before ``b``, 1 if after; 0 if their errors overlap.
+    """Return -1 if moment ``a`` was certainly before moment ``b``, 1 if certainly after; 0 if their
+    errors overlap.
 
     >>> order(Moment(100, 5), Moment(120, 5)), order(Moment(100, 5), Moment(109, 5))
     (-1, 0)

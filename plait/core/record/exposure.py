@@ -33,7 +33,8 @@ UNDER_WAY, WAIT, BUSY, NEITHER, BEGINS = 0, 1, 2, 3, 4
 """The role of a span in the computation of exposure. BEGINS: the rank is busy, and its step starts
 with this span."""
 ROLES = {"comm": UNDER_WAY, "wait": WAIT, "transfer": NEITHER, "data": BEGINS}
-"""The role of each kind of span; all other kinds are ``BUSY``."""
+"""Role of each kind of span in the count of exposed communication; kinds that are not listed are
+``BUSY``."""
 
 
 class Exposure(NamedTuple):
@@ -57,12 +58,11 @@ class Exposure(NamedTuple):
 def exposures(
     lanes: np.ndarray, roles: np.ndarray, axes: np.ndarray | None, starts: np.ndarray, ends: np.ndarray
 ) -> np.ndarray:
-    """Return [lanes, axes, 2]: total and exposed time, in the unit of the times, as float64.
-    All arguments are columns of the same spans, in any order. lanes: index from 0 of a rank's step;
+    """Return [lanes, axes, 2]: total and exposed time, in the unit of the times, as float64. All
+    arguments are columns of the same spans, in any order. lanes: index from 0 of a rank's step;
     times of different lanes are never compared. roles: values as in ``ROLES``. axes: index in
     ``AXES``, used for spans that are ``UNDER_WAY`` or a ``WAIT``; None: all communication as one
-    axis.
-    """
+    axis."""
     import numpy as np
 
     count, used = int(lanes.max()) + 1 if len(lanes) else 0, roles != NEITHER
@@ -78,7 +78,7 @@ def exposures(
     role, axis = np.concatenate([roles, roles])[order], np.concatenate([axes, axes])[order]
 
     def any_of(which: np.ndarray) -> np.ndarray:
-        """Return for each moment True if a span in ``which`` continues after it."""
+        """Return, for each moment, True if a span of the mask ``which`` continues after it."""
         return np.cumsum(np.where(which, change, 0)) > 0
 
     free, waits = (

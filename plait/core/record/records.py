@@ -26,19 +26,19 @@ SPANS: Mapping[RecordKind, SpanKind] = {
     RecordKind.COMPUTE: "compute", RecordKind.WAIT: "wait", RecordKind.IDLE: "idle",
     RecordKind.COLLECTIVE: "comm", RecordKind.JOB: "comm", RecordKind.TRANSFER: "transfer",
 }  # fmt: skip
-"""The timeline's kind of each record kind that is an op of the plan; such a record is a span if its
-name has a place."""
+"""Kind of the timeline's span for each record kind that is an op of the plan. Such a record is a
+span only if its name has a place (site, layer, slice)."""
 AROUND: Mapping[RecordKind, SpanKind] = {
     RecordKind.DATA: "data", RecordKind.OPTIMIZER: "optimizer",
     RecordKind.CHECKPOINT: "checkpoint", RecordKind.EVALUATION: "evaluation",
 }  # fmt: skip
-"""The timeline's kind of each record kind outside of the plan's ops; such a record needs no
-place."""
+"""Kind of the timeline's span for each record kind outside of the plan's ops, such as data loading;
+it needs no place."""
 
 
 EXCHANGED = "FAKXDGETSH"
-"""Kinds of attention ops that are followed, or may be followed, by communication between ranks of a
-cp group."""
+"""Letters of the op kinds of attention (``Kind``) after which ranks of a cp group may
+communicate."""
 AWAITED: Mapping[str, tuple[str, ...]] = {
     "need": ("gather", "publish"), "settle": ("reduce",), "await": ("exchange",),
 }  # fmt: skip
@@ -165,7 +165,8 @@ class Records:
         return np.array([AXES.index(name) if name in AXES else 0 for name in names], np.int64)[which]
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of the timeline's spans by kind; overlapping spans are all counted."""
+        """Return the seconds of the timeline's spans by kind; overlapping spans each count in
+        full."""
         import numpy as np
 
         table = self._of_a_timeline
@@ -254,7 +255,7 @@ class Records:
 
     @cached_property
     def _of_a_timeline(self) -> np.ndarray:
-        """The timed records that are spans."""
+        """Records with a known duration that are spans of the timeline."""
         import numpy as np
 
         table = self.timed

@@ -121,7 +121,7 @@ def signature_of(verb: str, dtype: str, *sizes: int) -> int:
 
 
 class OpPlace(NamedTuple):
-    """The place of an op of a schedule, a segment or a unit, as in
+    """The op that a record is about: sublayer, layer, slice or micro-batch and pass, as in
     ``core.record.timeline.NamedOp``."""
 
     site: str
@@ -341,7 +341,7 @@ def read_rings(folder: Path, problems: list[str]) -> Iterator[Ring]:
 
 @cache
 def row_type() -> np.dtype[np.void]:
-    """Return the NumPy dtype of a record."""
+    """Return the NumPy dtype of a record of 64 bytes, as it lies in the ring's file."""
     import numpy as np
 
     kinds = {"I": "<u4", "B": "u1", "H": "<u2", "q": "<i8", "i": "<i4"}
@@ -367,13 +367,14 @@ def numbered(rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 def whole_rows(rows: np.ndarray) -> np.ndarray:
-    """Return a mask of the records that are neither torn nor damaged."""
+    """Return a mask of the records that were neither read while being written nor damaged."""
     whole = (rows["opened"] == rows["closed"]) & (rows["kind"] > 0) & (rows["kind"] <= max(RecordKind))
     return whole & (rows["call"] & 15 < len(VERBS)) & (rows["call"] >> 4 < len(DTYPES))
 
 
 def _table(data: bytes, capacity: int) -> tuple[np.ndarray, int]:
-    """Return the whole records with their numbers, and the number of torn records."""
+    """Return (the whole records with their numbers, number of torn records) in a ring's bytes.
+    capacity: number of records of the ring."""
     import numpy as np
 
     found = np.frombuffer(data, row_type(), capacity, HEADER)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 CHUNK = 2048
 """The number of records per read."""
 MARGIN = 8
-"""The skipped part of a ring that has overtaken its reader, as 1/MARGIN of its records: the writer
-will overwrite them next."""
+"""Part of a ring, as 1 / MARGIN of its records, that the follower skips after the ring has
+overtaken it: the writer will overwrite these next."""
 _WORD = 1 << 32
 
 
@@ -139,8 +139,9 @@ class RingFollower:
         return np.frombuffer(data, row_type(), len(data) // RECORD.size)
 
     def _away(self, rows: np.ndarray, first: int) -> np.ndarray:
-        """Return the differences between the numbers in some slots and the expected numbers;
-        negative: not yet written."""
+        """Return the differences between the record numbers found in slots and the numbers expected
+        there, one for each row; negative: not yet written. first: expected number of the first
+        slot."""
         import numpy as np
 
         awaited = (np.arange(first, first + len(rows)) % _WORD).astype(np.int64)
@@ -182,7 +183,8 @@ class RingFollower:
         self._next = max(self._next, oldest)
 
     def _again(self) -> np.ndarray:
-        """Return the present state of the records that were open or missing at the last read."""
+        """Return the present rows, as in ``Ring.table``, of records that were open or missing at
+        the last read."""
         import numpy as np
 
         wanted = self.rows["number"][self.rows["ended"] == 0].tolist() + self._missing

@@ -111,9 +111,9 @@ class Pace:
 
 
 class Line:
-    """The collectives of a group, in the order of their starts. A group runs one collective at a
-    time, so a collective that is enqueued during another one starts when that ends. number: the
-    group's number."""
+    """The collectives of a process group, in the order of their starts. A group runs one collective
+    at a time, so a collective that is enqueued during another one starts when that ends. number:
+    the group's number."""
 
     def __init__(self, ring: Writer, number: int, /) -> None:
         self.ring, self._number, self._sequence = ring, number, count()

@@ -57,7 +57,7 @@ NATIVE = Writer.__module__.endswith("._ring")
 """True if C code writes the records."""
 _I64, _STEP = struct.Struct("<q"), struct.Struct("<qq")
 WORD = (1 << 32) - 1
-"""The mask of the bits of a number that a record stores."""
+"""Mask of the 32 low bits of a record's number, which its first and last word store."""
 
 
 def this_process(*, rank: int, world: int, local_rank: int = 0, attempt: int = 0, plan: str = "",
@@ -100,7 +100,8 @@ class RingWriter(Writer):
     # ---- names and groups ----
 
     def name(self, text: str, place: OpPlace | None = None) -> int:
-        """Return the number of a name; equal names have the same number."""
+        """Return the number under which records refer to a name; equal names have the same
+        number."""
         number = self._names.get((text, place))
         if number is None:
             with self._lock:
@@ -113,7 +114,8 @@ class RingWriter(Writer):
         return number
 
     def group(self, ranks: Sequence[int], label: str) -> int:
-        """Return the number of a new group of ranks. All members must open it at the same point."""
+        """Return the number under which records refer to a new process group. All members must open
+        it at the same point."""
         members = tuple(sorted(ranks))
         with self._lock:
             ordinal, number = self._opened[members], self._opened.total() + 1

@@ -124,8 +124,8 @@ def write_attempts(folder: Path, attempts: Sequence[Attempt]) -> None:
 
 
 def cut_off(attempts: Sequence[Attempt], *, step: int, at: float | None) -> list[Attempt]:
-    """Return the attempts, with ``running`` ones changed to ``cut off``. step, at: the last known
-    step, and its time in seconds since 1970."""
+    """Return the attempts, with ``running`` ones changed to ``cut off``. step: the last known step.
+    at: its time in seconds since 1970; None if unknown."""
     why = (
         "Its launcher was killed (under torchrun, rank 0), or could not write how it ended: a full disk, or a folder "
         "that may not be changed."

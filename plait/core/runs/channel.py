@@ -25,8 +25,8 @@ from plait.core.base.errors import JobError
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a run to save and end."""
 LONGEST = 1 << 16
-"""The unsent bytes above which status messages are dropped, because the other end has not read for
-long."""
+"""Number of unsent bytes above which status messages are dropped, because the other end has not
+read for long."""
 MOST = 1 << 24
 """The most bytes of a message that is accepted."""
 

@@ -221,8 +221,7 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def _runs(numbers: Sequence[int]) -> list[str]:
-    """Return sorted numbers with consecutive ones as a range (``0-2``); evenly spaced ones as a
-    range, too."""
+    """Return sorted numbers as texts: consecutive and evenly spaced ones as one range (``0-2``)."""
     steps = {b - a for a, b in pairwise(numbers)}
     if len(numbers) > 3 and len(steps) == 1 and steps != {1}:
         return [f"{numbers[0]}-{numbers[-1]} by {steps.pop()}"]
@@ -289,8 +288,8 @@ def _channel_of(values: list[Any]) -> dict[str, Any]:
 RINGS = "rings"
 """The folder of a run's rings."""
 KEPT = 4
-"""The ended calls of a channel that are kept, for comparison with the calls that other ranks
-began."""
+"""Number of ended calls of each channel that are kept, for comparison with the calls that other
+ranks began."""
 CALLS = (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE)
 
 

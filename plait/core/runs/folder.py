@@ -7,7 +7,7 @@ from pathlib import Path
 from plait.core.base.errors import DataError
 
 FOLDER = Path("runs")
-"""The default of ``run.folder``."""
+"""Default of ``run.folder``: the folder that holds the folders of runs."""
 
 
 def check_run_folder(folder: Path, problem: str = "") -> None:

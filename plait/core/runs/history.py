@@ -26,7 +26,7 @@ TERMINAL = "terminal.log"
 """The file, in the folder of the ranks' logs, with the lines that rank 0 prints for people in all
 attempts."""
 LAST_LINES = 1 << 16
-"""The bytes at the end of ``metrics.jsonl`` that are searched for its last line."""
+"""Number of bytes at the end of ``metrics.jsonl`` that are searched for its last line."""
 
 
 class History:
@@ -151,7 +151,8 @@ class History:
         say(f"the run goes on from step {now.resumed}{again}. {'; '.join(parts)}")
 
     def _note(self, progress: Progress, **more: Any) -> None:
-        """Update the current attempt from ``progress``."""
+        """Update the current attempt in the history's file from ``progress``. more: further fields
+        of the attempt."""
         trained, stepped = progress.training, progress.first_step
         self.attempts[-1] = replace(
             self.last,

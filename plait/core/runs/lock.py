@@ -274,7 +274,8 @@ def _find(path: Path) -> _LockFile | None:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file without blocking: a named pipe may have no writer."""
+    """Return the descriptor of a file that is opened without blocking: a named pipe may have no
+    writer."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 

@@ -81,8 +81,8 @@ class Progress:
 
 
 class Missing:
-    """A count of steps for which a file, ``what`` (such as ``metrics.jsonl``), was not written.
-    warn: prints a line for the user."""
+    """A count of steps for which the file named ``what`` (such as ``metrics.jsonl``), was not
+    written. warn: prints a line for the user."""
 
     def __init__(self, what: str, warn: Callable[[str], None] = lambda _: None) -> None:
         self.what, self.warn = what, warn
@@ -97,7 +97,7 @@ class Missing:
         self._failing = True
 
     def worked(self) -> None:
-        """Record that the file was written."""
+        """Record that the file was written again, after which a later failure is reported anew."""
         if self._failing:
             self.warn(f"{self.what} is written again; missing: {self}")
         self._failing = False

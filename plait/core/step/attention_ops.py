@@ -31,7 +31,8 @@ from typing import Literal
 from plait.core.step.ops import ROTATES, Kind
 
 KEEPS_GOING = frozenset((Kind.RING_SEND, Kind.RING_SEND_BACKWARD))
-"""Kinds whose collectives even plain ring attention overlaps with its own blocks."""
+"""Op kinds whose collectives overlap attention to the rank's own blocks even without Domino-style
+overlap (plain ring attention)."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,8 @@ class SharedAttention:
                 return []
 
     def sorted(self, chain: list[tuple[Kind, int]]) -> list[tuple[Kind, int]]:
-        """Return the ops in a legal order: rotations before the computation that may overlap
-        them."""
+        """Return the ops, as (kind, part), in a legal order: ring transfers before the computation
+        that may overlap them."""
         if self.ring == 1:
             return chain
         return sorted(chain, key=self._place)

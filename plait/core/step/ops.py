@@ -369,8 +369,8 @@ def send_of(site: str, kind: Kind) -> Send:
 
 
 class OrderConstraint(NamedTuple):
-    """An ordering constraint without data: what ops of these kinds wait for, in sublayers ``sites``
-    (empty: any).
+    """An ordering constraint that no data dependency implies: another op for which ops of these
+    kinds wait, in sublayers ``sites`` (empty: any).
 
     of: the op waited for. ``part``: the previous part. ``slice``: the previous slice. ``behind``:
     the following segment's backward, up to the op that reads its activations (the following
@@ -400,14 +400,15 @@ two buffers (``plait.core.step.attention_ops``)."""
 
 @cache
 def orders_of(site: str, kind: Kind) -> tuple[str, ...]:
-    """Return what ops of a kind wait for in addition to data."""
+    """Return the names of the ops (``OrderConstraint.of``) that an op of this kind waits for in
+    addition to its data."""
     return tuple(row.of for row in ORDER_CONSTRAINTS if kind in row.kinds and site in (row.sites or (site,)))
 
 
 def exchanged(letters: Dimensions, row: Number, *, tp: Number, ulysses: Number) -> tuple[Number, Number, Number]:
     """Return the bytes that a rank holds of attention's exchanges under context parallelism:
     (queries, keys and values; attention's output; keys and values that circulate on the ring). row:
-    bytes of one number for each token of a rank."""
+    bytes that one number per token takes for all tokens of a rank."""
     heads, kv_heads = letters.Q // letters.D // tp, at_least_one(letters.K // letters.D // tp)
     each = at_least_one(kv_heads // ulysses) * ulysses
     # The heads that this rank computes, for its Ulysses group's tokens, circulate on the ring.

@@ -101,17 +101,18 @@ class Op(NamedTuple):
 
     @property
     def site(self) -> str:
-        """``stage`` for a computation, ``transfer`` for a transfer."""
+        """Kind of the span in recordings: ``stage`` for a computation, ``transfer`` for a
+        transfer."""
         return "stage" if self.computes else "transfer"
 
     @property
     def layer(self) -> int:
-        """The stage."""
+        """Index of the stage; recordings store it as the layer."""
         return self.stage
 
     @property
     def slice(self) -> int:
-        """The micro-batch."""
+        """Index of the micro-batch; recordings store it as the slice."""
         return self.micro_batch
 
     @property
@@ -365,7 +366,7 @@ def _needs_in_list(schedule: Schedule, op: Op, with_moves: bool) -> list[Op]:
 
 
 def ends(transfer: Transfer) -> tuple[Op, Op]:
-    """Return the SEND and the RECV op of a transfer."""
+    """Return the (SEND, RECV) ops of a transfer."""
     source, target, direction, at = transfer
     return Op(source, cast(OpKind, f"SEND_{direction}"), at, target), Op(
         target, cast(OpKind, f"RECV_{direction}"), at, source

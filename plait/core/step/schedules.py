@@ -48,7 +48,8 @@ LARGEST_FILE = 4 << 20
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """Arguments of a schedule generator. chunks: stages per rank (interleaved: any; zb-v: 2).
-    slack: slack of every boundary, for slack-1f1b."""
+    slack: for slack-1f1b, the extra forwards before the first backward that each stage boundary
+    adds."""
 
     ranks: int
     micro_batches: int

@@ -281,11 +281,11 @@ class SegmentGraph:
         ]
 
     def before(self, op: SegmentOp) -> tuple[Site, int]:
-        """Return the segment that feeds ``op``'s segment."""
+        """Return (site, layer) of the segment whose output ``op``'s segment reads."""
         return self.segments[self._index(op) - 1]
 
     def after(self, op: SegmentOp) -> tuple[Site, int]:
-        """Return the segment that ``op``'s segment feeds."""
+        """Return (site, layer) of the segment that reads the output of ``op``'s segment."""
         return self.segments[self._index(op) + 1]
 
     def _whole_layer(self, op: SegmentOp) -> bool:

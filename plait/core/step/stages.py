@@ -179,7 +179,7 @@ class TiedGradient(NamedTuple):
 
 
 class _End(NamedTuple):
-    """A pp rank that holds the embedding."""
+    """One end of the pipeline: a pp rank that holds a copy of the tied embedding."""
 
     mesh: Mesh
     sharding: Sharding
@@ -187,7 +187,7 @@ class _End(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """How many ranks hold the same range."""
+        """Number of ranks of the pp rank that hold the same range of the embedding."""
         return self.mesh.replicas // self.sharding.optim
 
     def held(self, number: int, of: int) -> Iterator[tuple[int, int, int]]:

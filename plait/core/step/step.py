@@ -53,7 +53,7 @@ class Workload:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a parameter or activation."""
+        """Bytes of one number of a parameter or activation in compute precision."""
         return ITEMSIZE[self.precision]
 
     @property
@@ -127,7 +127,7 @@ class Step:
 
     @cached_property
     def schedule_with_transfers(self) -> Schedule:
-        """The schedule with its transfers."""
+        """The schedule with every SEND and RECV of its transfers."""
         if self.schedule.computes_only:
             return with_transfers(with_edges(self.schedule, self.crossings))
         return self.schedule
@@ -205,7 +205,8 @@ class PipelineRank:
 
     @cached_property
     def unit_sizes(self) -> dict[Unit, int]:
-        """Numbers in every sharded unit of all stages."""
+        """Count of parameters in every sharded unit of all stages of this pp rank, padding
+        included."""
         found: dict[Unit, int] = {}
         for stage in self.held:
             found |= stage
@@ -243,12 +244,12 @@ class PipelineRank:
 
     @cached_property
     def held(self) -> list[dict[Unit, int]]:
-        """Numbers in every sharded unit, stage by stage."""
+        """Count of parameters in every sharded unit, stage by stage, padding included."""
         return [unit_sizes(self.step.model, self.strategy, stage, self.sharding) for stage in self.stages]
 
     @cached_property
     def numbers(self) -> int:
-        """How many numbers a rank's optimizer updates."""
+        """Number of parameters that one rank's optimizer updates, padding included."""
         return sum(sum(stage.values()) for stage in self.held) // self.sharding.optim
 
     @cached_property

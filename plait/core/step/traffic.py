@@ -56,7 +56,8 @@ class SegmentTraffic:
         )  # fmt: skip
 
     def sent(self, op: SegmentOp) -> int:
-        """Return the bytes that a rank sends for an op's collective; 0 if it has none."""
+        """Return the bytes that one rank sends for an op's collective, with ring algorithms; 0 if
+        there is no collective."""
         kind = self.graph.collective(op)
         if kind is None:
             return 0
@@ -99,7 +100,8 @@ def replicated_numbers(model: ModelSpec, strategy: Strategy, stage: Stage) -> in
 
 
 def unit_sizes(model: ModelSpec, strategy: Strategy, stage: Stage, sharding: Sharding) -> dict[Unit, int]:
-    """Return the numbers in every unit of one rank's share of a stage, padding included."""
+    """Return how many parameters of a stage each sharded unit has on one tensor-parallel rank,
+    padding included."""
     sizes, vectors = dict[Unit, int](), 0
     shares = _shares(model, strategy, stage.embeds)
     for at in placed_sites(model, stage):
@@ -166,8 +168,8 @@ class UnitTraffic:
 
     @property
     def publishes(self) -> bool:
-        """True if an optimizer updates parameters that other ranks compute with, so that new
-        parameters are gathered."""
+        """True if the optimizers of some ranks update parameters that other ranks compute with, so
+        that the new parameters must be gathered."""
         return self.sharding.optim > self.params
 
     @property
@@ -304,12 +306,12 @@ class UnitOp(NamedTuple):
 
     @property
     def site(self) -> str:
-        """The unit's kind."""
+        """Kind of the sharded unit, as recordings name it."""
         return self.unit[0]
 
     @property
     def layer(self) -> int:
-        """The unit's layer."""
+        """Layer of the sharded unit."""
         return self.unit[1]
 
     def __str__(self) -> str:
@@ -324,7 +326,8 @@ class UnitAction(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A unit, and the actions ``first`` to ``last`` of a list that need it."""
+    """A sharded unit, and the range of actions of a list that need its parameters. first, last:
+    indices in the list, inclusive. forward: True for a window of the forward pass."""
 
     unit: Unit
     first: int

@@ -59,7 +59,8 @@ def to_dict(topology: Topology) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Switch:
-    """A table of ``switches``."""
+    """A switch in a topology file, in the table ``switches``: its switches, its nodes, its links
+    upward."""
 
     switches: Texts = ()
     nodes: Texts = ()
@@ -68,7 +69,7 @@ class _Switch:
 
 @dataclass(frozen=True, kw_only=True)
 class _HardwareOf:
-    """A row of ``hardware``."""
+    """Hardware of some nodes in a topology file: a row of ``hardware``."""
 
     nodes: Texts
     gpus: Natural | None = None
@@ -79,7 +80,7 @@ class _HardwareOf:
 
 @dataclass(frozen=True, kw_only=True)
 class _StateOf:
-    """A row of ``states``."""
+    """State of some nodes in a topology file: a row of ``states``."""
 
     nodes: Texts
     status: Status
@@ -89,7 +90,7 @@ class _StateOf:
 
 @dataclass(frozen=True, kw_only=True)
 class _Form:
-    """The whole file."""
+    """All keys of a topology file."""
 
     version: int
     name: str = ""

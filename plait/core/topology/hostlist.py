@@ -70,7 +70,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _items(text: str) -> Iterator[str]:
-    """Yield the texts between commas that are outside of brackets."""
+    """Yield the items of a host list: the texts between commas that are outside of brackets."""
     start, inside = 0, False
     for match in re.finditer(r"[\[\],]", text):
         sign = match[0]
@@ -87,7 +87,8 @@ def _items(text: str) -> Iterator[str]:
 
 
 def _parts(item: str) -> list[str | list[tuple[int, int, int]]]:
-    """Return fixed texts, and ranges as (low, high, digits)."""
+    """Return the parts of one item: fixed texts, and bracketed ranges as lists of (first, last,
+    digits)."""
     parts: list[str | list[tuple[int, int, int]]] = []
     end = 0
     for match in _PIECE.finditer(item):
@@ -123,8 +124,8 @@ def _split(name: str) -> _Item:
 
 
 def _merged(items: list[_Item]) -> list[_Item]:
-    """Merge neighbours that differ in one number; the last number first, since it varies
-    fastest."""
+    """Return the items with neighbours merged that differ in one number; the last number first,
+    since it varies fastest."""
     longest = max((len(item) for item in items), default=0)
     for back in range(2, longest + 1, 2):  # numbers are the second, fourth, ... from the end
         merged: list[_Item] = []

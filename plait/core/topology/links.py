@@ -8,12 +8,13 @@ from typing import TypeVar
 
 Key = TypeVar("Key")
 LEAST = 3
-"""Least number of rates of a kind for a median."""
+"""Least number of measured rates of one kind of link from which a median is taken."""
 
 
 def rounds(places: int, apart: Iterable[int]) -> list[list[tuple[int, int]]]:
-    """Return the rounds of pairs to test at the same time, no place twice in a round. apart:
-    distances of the two places of a pair around the ring of places, in order of testing.
+    """Return rounds of pairs of places (hosts, by index); links of one round are tested at the same
+    time, and no place is twice in a round. apart: distances of the two places of a pair around the
+    ring of places, in order of testing.
 
     >>> rounds(4, (1, 2))
     [[(0, 1), (2, 3)], [(1, 2), (0, 3)], [(0, 2), (1, 3)]]
@@ -31,7 +32,8 @@ def rounds(places: int, apart: Iterable[int]) -> list[list[tuple[int, int]]]:
 
 
 def kind_of(first: int, second: int, places: int) -> str:
-    """Return the kind of a link: ``neighbours`` on the ring of places, or ``across``."""
+    """Return the kind of the link between two places: ``neighbours`` if they are adjacent on the
+    ring of ``places`` places, else ``across``."""
     return "neighbours" if abs(first - second) in (1, places - 1) else "across"
 
 

@@ -140,7 +140,7 @@ def _same_host(one: str, other: str) -> bool:
 
 @dataclass(frozen=True)
 class _Node:
-    """A node in the file."""
+    """A node in the file of a rank table."""
 
     host: str
     node_rank: int
@@ -149,7 +149,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Table:
-    """Content of the file."""
+    """Content of the file of a rank table."""
 
     version: int
     plan: str

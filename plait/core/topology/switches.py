@@ -101,7 +101,7 @@ class Topology:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Index of every node in ``nodes``, by name."""
+        """Index in ``nodes`` of every node, by the node's name."""
         return {node.name: place for place, node in enumerate(self.nodes)}
 
     @cached_property
@@ -162,7 +162,7 @@ class Topology:
         return found
 
     def count(self, status: Status) -> int:
-        """Return the number of nodes that are free, busy or down."""
+        """Return the number of nodes whose status is ``status`` (free, busy or down)."""
         return sum(node.state.status == status for node in self.nodes)
 
     def path(self, name: str) -> tuple[str, ...]:

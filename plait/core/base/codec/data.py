@@ -83,7 +83,7 @@ def check_limits(record: Any, at: str) -> None:
 
 @cache
 def _limited(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Return the fields with limits: their types and limits."""
+    """Return (type, limits) of each field that has limits, by the field's name."""
     found = {name: (one, getattr(one, "__metadata__", ())) for name, (one, _) in _fields(kind).items()}
     limits = {name: (one, tuple(each for each in said if type(each) in _SIGNS)) for name, (one, said) in found.items()}
     return {name: (one, each) for name, (one, each) in limits.items() if each}
@@ -125,7 +125,8 @@ def _exact(schema: Any) -> Any:
 
 
 def _in_parts(value: Any, check: Callable[[Any], Any]) -> Any:
-    """Validate a table part by part."""
+    """Return the value of a table after ``check`` has validated its keys, ``PART`` of them at a
+    time."""
     if not isinstance(value, dict) or len(cast("dict[Any, Any]", value)) <= PART:
         return check(value)
     found, items = dict[Any, Any](), iter(cast("dict[Any, Any]", value).items())
@@ -135,8 +136,8 @@ def _in_parts(value: Any, check: Callable[[Any], Any]) -> Any:
 
 
 def _few_keys(value: Any, check: Callable[[Any], Any]) -> Any:
-    """Validate a table with fixed keys. Of a table with very many keys only ``PART`` are validated,
-    enough for an error."""
+    """Return ``check(value)`` for a table with fixed keys. Of a table with very many keys only
+    ``PART`` are validated, enough for an error."""
     if not isinstance(value, dict) or len(cast("dict[Any, Any]", value)) <= PART:
         return check(value)
     return check(dict(islice(cast("dict[Any, Any]", value).items(), PART)))
@@ -248,7 +249,7 @@ def _has(values: Any, part: int | str) -> bool:
 
 
 def _fields(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Return the fields of a table by key: type and limits."""
+    """Return (type, limits) of each field of a table type, by key."""
     if issubclass(kind, BaseModel):
         shown = {name: one for name, one in kind.model_fields.items() if not one.exclude}
         return {name: (one.annotation, tuple(one.metadata)) for name, one in shown.items()}
@@ -258,7 +259,7 @@ def _fields(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 
 def _records(annotation: Any) -> list[Any]:
-    """Return the table types within a type."""
+    """Return the table types (sections, dataclasses, named tuples) that occur within a type."""
     if _is_record(annotation):
         return [annotation]
     return [one for part in get_args(annotation) for one in _records(part)]

@@ -65,7 +65,8 @@ def read_stream(path: str | Path, long: Mapping[str, Take], over: IgnoredInput, 
 
 
 class _Reader:
-    """The buffered text of a document from ``at`` on."""
+    """Reader of a JSON document from a stream, with a buffer of its text. at: index in the buffer
+    of the next character to read."""
 
     def __init__(self, stream: BinaryIO, over: IgnoredInput) -> None:
         self.stream, self.over = stream, over

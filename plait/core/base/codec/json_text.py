@@ -189,8 +189,8 @@ def _no_number(word: str) -> NoReturn:
 
 
 def _finite(digits: str) -> float:
-    """Return the float of a JSON number. JSON allows 1e999, which would be infinity, a value that
-    no reader expects."""
+    """Return the float of a JSON number. Raises ValueError for a number such as 1e999, which would
+    be infinity."""
     value = float(digits)
     if value in (math.inf, -math.inf):
         raise ValueError(f"{digits[:60]} is too large")
@@ -207,7 +207,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _kind(value: Any) -> str:
-    """Return JSON's name for a value's type."""
+    """Return JSON's name for a value's type, such as ``a list`` or ``null``."""
     if value is None:
         return "null"
     names = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}

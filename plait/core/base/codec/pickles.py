@@ -36,7 +36,8 @@ of a pickle can repeat a value a billion times."""
 DEEPEST = 100
 """The deepest nesting of plain values."""
 _ABOUT = 8
-"""The approximate characters of a number, or of brackets and blanks."""
+"""Approximate number of characters of a number, or of brackets and blanks, in plain data written
+out."""
 
 
 class Named(NamedTuple):

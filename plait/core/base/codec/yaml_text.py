@@ -21,7 +21,8 @@ KNOWN = ("null", "bool", "int", "float", "str", "seq", "map")
 """The accepted types of values, by the last part of their YAML tags."""
 INT = r"[-+]?(0b[01]+|0x[0-9a-fA-F]+|0[0-7]*|[1-9][0-9_]*)"
 FLOAT = r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?"
-"""Patterns of whole and broken numbers; 12:30:00, which YAML 1.1 reads in base 60, is a text."""
+"""Pattern of a decimal number with a point, such as ``1.5e3``. A text such as 12:30:00, which YAML
+1.1 reads in base 60, stays a text."""
 
 
 def load(text: str) -> Any:

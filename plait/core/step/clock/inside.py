@@ -48,7 +48,8 @@ class PhaseSimulator:
         self.leads = {at: self._lead(at[1], programme) for at, programme in programmes.items()}
 
     def _lead(self, phase: Phase, programme: Programme) -> tuple[tuple[int, bool], ...]:
-        """Return the units that are gathered ahead of a phase."""
+        """Return the sharded units whose parameters are gathered before the phase's list begins:
+        (number of the unit, True for the forward) each."""
         found: list[tuple[int, bool]] = []
         if self.rules.forward if PHASES[phase].forward else self.rules.backward:
             for step in programme:
@@ -71,7 +72,7 @@ class PhaseSimulator:
         return known
 
     def _bare(self, key: Key) -> Key:
-        """Return the key without fields that do not affect the result."""
+        """Return the key without fields that do not affect the simulated result."""
         if not self.units:
             return Key(key.stage, key.phase)
         return key if self._gathers else key._replace(following=None)
@@ -90,7 +91,8 @@ class PhaseSimulator:
         return walk.outcome()
 
     def _buffers(self) -> tuple[tuple[Size, int], ...]:
-        """Return the buffers for gathered parameters and for gradients, as in the runtime."""
+        """Return (size, number of buffers) for gathered parameters and for gradients, as the
+        runtime allocates them. A size is (numbers in a buffer, bytes of each)."""
         gathered = buffer_counts((one.kind, one.parameters) for one in self.units if one.parameters)
         opened = buffer_counts((one.kind, one.gradient) for one in self.units if one.gradient)
         return tuple(sorted((gathered + opened).items()))
@@ -241,7 +243,8 @@ class _PhaseRun:
         self._give(size)
 
     def _take(self, size: Size) -> None:
-        """Take a free buffer; if there is none, the oldest reduction's, or a new one."""
+        """Take a free gradient or parameter buffer of this size; if there is none, wait for the
+        oldest reduction's buffer, or allocate a new one."""
         while not self.free[size] and any(held == size for _, held in self.reducing):
             self._retire()
         self.free[size] -= self.free[size] > 0

@@ -16,9 +16,10 @@ equal states are equal numbers."""
 LAST = "reduce last"
 """Label of the reduction that completes a step's gradient."""
 Label = tuple[str, int, bool]
-"""An event of a sharded unit: (verb, number of the unit, True in the forward)."""
+"""Label of an event of a sharded unit (the parameters that are gathered together): (verb, number of
+the unit, True in the forward)."""
 Size = tuple[int, int]
-"""(Numbers in a buffer, bytes of each)."""
+"""Size of a buffer: (numbers in it, bytes of each number)."""
 
 
 class Compute(NamedTuple):
@@ -39,13 +40,14 @@ class Start(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A wait for a collective of the list. slot: its number."""
+    """A wait for a collective that the instruction list has started. slot: number of the collective
+    in the list."""
 
     slot: int
 
 
 class UnitStep(NamedTuple):
-    """A ``UnitOp`` with the number of its unit."""
+    """An action on a sharded unit (``UnitOp``), with the unit replaced by its number."""
 
     verb: str
     unit: int
@@ -64,9 +66,10 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitPrices:
-    """Costs of one unit's collectives. None if there is nothing to do. gradient, parameters:
-    buffers of a whole gradient and of gathered parameters. whole: True if gradients are reduced
-    only at the step's end. kind: the unit's kind."""
+    """Costs of the collectives of one sharded unit (parameters gathered together). A field is None
+    if that collective does not exist. gradient, parameters: buffers of a whole gradient and of
+    gathered parameters. whole: True if gradients are reduced only at the step's end. kind: the
+    unit's kind."""
 
     forward: Price | None
     backward: Price | None
@@ -148,8 +151,9 @@ class Outcome:
 
 
 class Key(NamedTuple):
-    """A phase of one of the pp rank's stages. last: True for the stage's last such phase in the
-    step. following: the (stage, phase) computed next; None at the end."""
+    """Key of a simulated phase (forward or backward of a micro-batch) of one of a pp rank's stages.
+    last: True for the stage's last such phase in the step. following: the (stage, phase) computed
+    next; None at the end."""
 
     stage: int
     phase: Phase
@@ -159,9 +163,10 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Simulation rules of a pp rank. slow: as in ``Rank``. tp_tier: links of tensor parallelism.
-    forward, backward: True if sharding's communication for that pass overlaps computation. sent:
-    False if tensor parallelism does not communicate."""
+    """Simulation rules of a pp rank. slow: slowdown factors of (computation, communication) while
+    both run. tp_tier: links of tensor parallelism. forward, backward: True if sharding's
+    communication for that pass overlaps computation. sent: False if tensor parallelism does not
+    communicate."""
 
     slow: tuple[float, float]
     tp_tier: int

@@ -79,8 +79,8 @@ class StepClock(PipelineClock[RankTimeline]):
             course.settle()
 
     def wait(self, rank: RankTimeline, way: int) -> None:
-        """Stand still until a transfer starts, which counts as idle, then until it has arrived,
-        which counts as pp."""
+        """Advance a pp rank's clock to the arrival of transfer ``way``: seconds until the transfer
+        starts count as idle, seconds in transit as pp."""
         begin, (moves, there) = rank.clock, self.arrival(way)
         rank.rest(moves, "idle")
         rank.rest(there, "pp")
@@ -96,8 +96,8 @@ class StepClock(PipelineClock[RankTimeline]):
         rank.do(outcome, entry.op, lost=lost)
 
     def move(self, way: int, now: float) -> tuple[float, float]:
-        """Send a tensor over the links of the pp ranks at its ends, which carry one transfer at a
-        time."""
+        """Return (begin, end) in seconds of a transfer over the links of the pp ranks at its ends,
+        which carry one transfer at a time."""
         ends = self.ways[way]
         sender, receiver = self.courses[ends.sender], self.courses[ends.receiver]
         start = max(now, sender.leaves, receiver.arrives)
@@ -154,7 +154,7 @@ class StepClock(PipelineClock[RankTimeline]):
 
 
 def _meet(courses: Sequence[RankTimeline]) -> None:
-    """Let all timelines wait for the latest."""
+    """Advance all timelines to the latest one's time, as a barrier does."""
     moment = max(course.clock for course in courses)
     for course in courses:
         course.rest(moment, "idle")
@@ -180,7 +180,8 @@ class Simulation:
         self._travels: dict[tuple[int, int], tuple[float, int]] = {}
 
     def run(self, *, steady: bool = True) -> StepClock:
-        """Simulate one step."""
+        """Return the clock of one simulated step, at its end. steady: False for a run's first
+        step."""
         return StepClock(self, steady=steady)
 
     @property
@@ -196,7 +197,8 @@ class Simulation:
         return [RankTimeline(entries, place=place, lists=lists, pace=pace) for entries, place, lists, pace in parts]
 
     def travel(self, way: TransferRoute) -> tuple[float, int]:
-        """Return the seconds of a transfer between two stages, and the links it uses."""
+        """Return (seconds of a transfer between two stages, number of the network tier that it
+        uses)."""
         source, target = way.transfer[:2]
         edge = (source, target) if self.step.model.levels else (way.sender, way.receiver)  # equal layers, equal edges
         found = self._travels.get(edge)
@@ -206,7 +208,8 @@ class Simulation:
         return found
 
     def _paces(self, seed: int | None) -> list[float]:
-        """Return the time of each pp rank's slowest node, as a multiple of the mean node's."""
+        """Return, by pp rank, the step time of its slowest node as a multiple of the mean node's.
+        seed: of the random draw; None: the expected maximum."""
         sigma, meshes = self.prices.jitter, self.step.layout.meshes
         world = self.step.layout.world_size
         each = self.prices.ranks_per_node or world
@@ -260,7 +263,7 @@ class _PlaceSpans:
         self.units = self.place.units
 
     def all(self) -> Iterator[OpSpan]:
-        """Yield all spans, unordered."""
+        """Yield all spans of the rank, in no particular order."""
         yield from self._inside()
         yield from self._waits()
         yield from self._units()

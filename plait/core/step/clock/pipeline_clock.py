@@ -57,8 +57,8 @@ class TransferRoute(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """A schedule with its transfers numbered. ways: the transfers. entries: the ops of every
-    rank."""
+    """A pipeline schedule whose transfers are numbered from 0. ways: the transfers. entries: the
+    ops of every rank."""
 
     ways: Sequence[TransferRoute]
     entries: Sequence[Sequence[Entry]]
@@ -66,7 +66,7 @@ class Script:
 
 @lru_cache(maxsize=SCRIPTS)
 def script_of(schedule: Schedule) -> Script:
-    """Return the script of a schedule with transfers."""
+    """Return the script of a schedule that already lists its transfers."""
     numbers: dict[Transfer, int] = {}
     entries = [_entries(schedule, rank, numbers) for rank in range(len(schedule.ranks))]
     rank_of = schedule.rank_of
@@ -74,7 +74,8 @@ def script_of(schedule: Schedule) -> Script:
 
 
 def _entries(schedule: Schedule, rank: int, numbers: dict[Transfer, int]) -> list[Entry]:
-    """Return the list of one rank. numbers: number of each transfer; new ones are added."""
+    """Return the entries of one rank's op list. numbers: number of each transfer; new ones are
+    added."""
     ops, order = schedule.ranks[rank], {stage: at for at, stage in enumerate(schedule.stages_of(rank))}
     phases: list[tuple[int, Phase]] = [(order[op.stage], op.work.phase) for op in ops if op.computes]
     last = {phase: at for at, phase in enumerate(phases)}
@@ -106,8 +107,8 @@ R = TypeVar("R", bound=RankClock)
 
 
 class PipelineClock(ABC, Generic[R]):
-    """The simulation of all ranks in order of time. arrived: begin and end of each transfer; None
-    before it starts."""
+    """Simulation of all ranks of a pipeline, in order of time. arrived: (begin, end) in seconds of
+    each transfer, by its number; None before it starts."""
 
     def __init__(self, script: Script, ranks: Sequence[R], transfers: Transfers) -> None:
         self.ranks, self.ways = ranks, script.ways
@@ -125,7 +126,8 @@ class PipelineClock(ABC, Generic[R]):
 
     @abstractmethod
     def move(self, way: int, now: float) -> tuple[float, float]:
-        """Return the begin and end of a transfer that can start at ``now``."""
+        """Return (begin, end) in seconds of transfer number ``way`` if it can start at second
+        ``now``."""
 
     def wait(self, rank: R, way: int) -> None:
         """Advance a rank's clock to the arrival of a transfer, unless it is later already."""
@@ -176,7 +178,8 @@ class PipelineClock(ABC, Generic[R]):
         rank.at = at
 
     def _announce(self, way: int, now: float, *, sends: bool) -> None:
-        """Start a transfer if this end completes its condition."""
+        """Record that one end of transfer ``way`` is ready at second ``now``; start the transfer if
+        that completes its condition."""
         self._announced[way] |= _SENT if sends else _POSTED
         if self._announced[way] not in self._moving or self.arrived[way] is not None:
             return
@@ -280,7 +283,8 @@ class DryRun:
         return [waits(self.computations(rank)) for rank in range(len(self.schedule.ranks))]
 
     def bubble(self) -> float:
-        """Return the longest ``idle`` of a rank."""
+        """Return the longest time that any rank is without computation between its first and last
+        computation."""
         return max(self.idle(), default=0.0)
 
     def bars(self) -> list[Bar]:

@@ -55,7 +55,8 @@ class PlaceLists:
     )
 
     def listed(self, at: int, phase: Phase) -> Listed:
-        """Return the list of a stage, unit actions included."""
+        """Return the instruction list of a stage and phase, with the gathers and reductions of its
+        sharded units. at: index of the stage on its pp rank."""
         if (at, phase) not in self._listed:
             place, graph = self.place, replace(self.place.graph(at), phase=phase)
             found = known_order(graph, place.strategy.overlap, self._order_costs, place.share)
@@ -64,19 +65,20 @@ class PlaceLists:
         return self._listed[at, phase]
 
     def of(self, other: PipelineRank, at: int, phase: Phase) -> Listed:
-        """Return the list of another pp rank of the kind: the same actions for its layers."""
+        """Return the list of another pp rank of the same kind: the same actions for that rank's
+        layers. at: index of the stage there."""
         here, there = self.place.stages[at].first_layer, other.stages[at].first_layer
         actions = self.listed(at, phase)
         return [one if isinstance(one, UnitAction) else later(one, there - here) for one in actions]
 
     @cached_property
     def _order_costs(self) -> SegmentCosts:
-        """Op seconds from which lists are ordered."""
+        """Seconds of segment ops by which list scheduling orders the lists."""
         return self.place.step.order_costs(self.place.index)
 
     @cached_property
     def inside(self) -> PhaseSimulator:
-        """The simulator of the lists, with costs."""
+        """The simulator of these instruction lists, with costs; cached."""
         place, prices, strategy = self.place, self.prices, self.place.strategy
         rules = Rules(
             prices.slow,
@@ -92,7 +94,7 @@ class PlaceLists:
 
     @cached_property
     def _costs(self) -> SegmentCosts:
-        """Seconds of segment ops."""
+        """Seconds of segment ops by which the simulation prices the lists."""
         return self.prices.costs(self.place.index)
 
     @cached_property
@@ -101,8 +103,8 @@ class PlaceLists:
         return self.prices.launches(self.place.index)
 
     def _tier(self, kind: Collective | None) -> int | None:
-        """Return the links of attention's context-parallel collectives; None for other
-        collectives."""
+        """Return the number of the network tier that attention's context-parallel collectives use;
+        None for other collectives."""
         strategy = self.place.strategy
         ulysses = strategy.cp // strategy.ring
         ways = {"all_to_all": (ulysses, strategy.tp), "rotate": (strategy.ring, strategy.tp * ulysses)}
@@ -131,7 +133,7 @@ class PlaceLists:
 
     @cached_property
     def _numbers(self) -> dict[Unit, int]:
-        """Number of each unit among the pp rank's units."""
+        """Number of each sharded unit, by unit, counted over the whole pp rank."""
         return {one.unit: number for number, one in enumerate(self.place.units)}
 
     def _priced(self, at: int, listed: Listed) -> Programme:
@@ -172,7 +174,8 @@ class PlaceLists:
         return Compute(Durations(graph, self._costs, self.place.share).compute(op), self._launches.of(op))
 
     def _start(self, graph: SegmentGraph, op: SegmentOp) -> tuple[float, int | None, float]:
-        """Return the fields of a ``Start`` after its slot."""
+        """Return (seconds, tier, launch) of an op's collective, the fields of ``Start`` after its
+        slot."""
         seconds = Durations(graph, self._costs, self.place.share).collective(op)
         return seconds, self._tier(graph.collective(op)), self._launches.collective
 
@@ -192,7 +195,8 @@ class PlaceLists:
         )
 
     def _price(self, collectives: Sequence[Sent]) -> Price:
-        """Return the cost of collectives one after the other; the slowest determines the links."""
+        """Return the cost of collectives that run one after the other: their total seconds, and the
+        network tier of the slowest one."""
         tp = self.place.strategy.tp
         where = self.place.index
         each = [self.prices.collective(one.kind, one.whole, one.ranks, one.stride * tp, where) for one in collectives]
@@ -256,7 +260,8 @@ class RankTimeline(RankClock):
         return self.lists.inside
 
     def rest(self, moment: float, axis: str) -> None:
-        """Stand still until ``moment``, and count the seconds for ``axis``."""
+        """Advance the timeline to second ``moment`` without work, and count the time for
+        ``axis``."""
         passed = moment - self.clock
         if passed <= 0:
             return
@@ -279,7 +284,7 @@ class RankTimeline(RankClock):
         self.clock, self.state = start + outcome.seconds * scale, outcome.after
 
     def settle(self) -> None:
-        """Add the seconds of all turns to ``spent``, by axis."""
+        """Add the seconds of all turns (simulated computations) to ``spent``, by axis."""
         outcomes = {id(turn.outcome): turn.outcome for turn in self.turns}
         for number, times in Counter(id(turn.outcome) for turn in self.turns).items():
             outcome = outcomes[number]

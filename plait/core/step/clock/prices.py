@@ -41,7 +41,7 @@ class Prices(Protocol):
 
     @property
     def jitter(self) -> float:
-        """Standard deviation of a node's step time, relative to its mean."""
+        """Standard deviation of a node's step time, as a fraction of its mean."""
         ...
 
     @property
@@ -72,11 +72,12 @@ class Prices(Protocol):
         ...
 
     def tier(self, ranks: int, stride: int) -> int:
-        """Return the number of the links that a collective over such a group uses."""
+        """Return the number of the network tier (0: innermost) that a collective uses over groups
+        of ``ranks`` ranks, ``stride`` ranks apart."""
         ...
 
     def update(self, numbers: int) -> float:
-        """Return the seconds of an optimizer step over so many numbers."""
+        """Return the seconds of an optimizer step over ``numbers`` parameters."""
         ...
 
     def muon(self, place: PipelineRank) -> float:
@@ -89,7 +90,7 @@ class Prices(Protocol):
         ...
 
     def way(self, source: int, target: int) -> int:
-        """Return the number of the links that a transfer uses."""
+        """Return the number of the network tier that a transfer between two stages uses."""
         ...
 
 
@@ -181,7 +182,8 @@ class ClusterPrices:
         return self.tier(2, self._stride(ends))
 
     def _stride(self, ends: list[int]) -> int:
-        """Return the ranks between a rank of one pp rank and its counterpart on the other."""
+        """Return the distance in ranks between a rank of one pp rank and its counterpart on the
+        other."""
         meshes = self.step.layout.meshes
         return abs(meshes[ends[0]].first - meshes[ends[1]].first)
 
@@ -273,8 +275,8 @@ class PlacedPrices(ClusterPrices):
         return {}
 
     def _crossing_of(self, ranks: int, stride: int, place: int | None) -> MinipodCrossing:
-        """Return the spread of a pp rank's groups, and the flows of all pp ranks' groups of the
-        kind, which communicate at about the same time."""
+        """Return the minipod crossings of one kind of group: the spread of a pp rank's groups, and
+        the flows of all pp ranks' groups, which communicate at about the same time."""
         every = [list(self._groups(ranks, stride, at)) for at in range(len(self.step.layout.meshes))]
         own = self._over(every[place] if place is not None else [one for groups in every for one in groups])
         if own.spread == 1:
@@ -283,8 +285,8 @@ class PlacedPrices(ClusterPrices):
         return MinipodCrossing(spread=own.spread, flows=both.flows, hosts=own.hosts)
 
     def _groups(self, ranks: int, stride: int, place: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield rings of the hosts of a pp rank's groups; of all ranks, if a group is larger than a
-        pp rank."""
+        """Yield, for each of a pp rank's groups, the ring of its hosts as (sending host, receiving
+        host) pairs; for groups of all ranks if a group is larger than a pp rank."""
         mesh = self.step.layout.meshes[place]
         first, size = mesh.first, len(mesh.ranks)
         if ranks * stride > size:
@@ -295,8 +297,7 @@ class PlacedPrices(ClusterPrices):
                 yield [(host, hosts[(number + 1) % len(hosts)]) for number, host in enumerate(hosts)]
 
     def _over(self, rings: Sequence[Sequence[tuple[int, int]]]) -> MinipodCrossing:
-        """Return the crossings of groups; each group is a list of (sending host, receiving
-        host)."""
+        """Return the minipod crossings of groups, each a list of (sending host, receiving host)."""
         pods, out, into, spread, hosts = self.pods, Counter[int](), Counter[int](), 1, 1
         for ring in rings:
             spread = max(spread, len({pods[host] for pair in ring for host in pair}))

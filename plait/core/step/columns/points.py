@@ -34,10 +34,11 @@ PLACES, ROUNDS = 6, 6
 """Pp ranks of the short pipeline, and its maximum rounds; a round has as many micro-batches as pp
 ranks."""
 LEAST = 8
-"""Minimum number of micro-batches that fill the memory of any pp rank."""
+"""Minimum number of micro-batches of the short pipelines that are run to find a schedule's
+properties."""
 HELD = (0.0, 0.5, 1.0, 1.25)
-"""Ratios tried: bytes held between the two parts of a backward, relative to bytes held before
-it."""
+"""Ratios for which a schedule's fullest pp rank is determined: activation bytes held between the
+two parts of a split backward, relative to the bytes held before it."""
 _FILES: dict[str, Schedule] = {}
 
 
@@ -57,7 +58,7 @@ def number_of(name: str) -> int:
 
 
 def written(name: str) -> Schedule | None:
-    """Return the schedule of a searched file; None if there is none of that name."""
+    """Return the schedule of a searched schedule file; None if ``name`` is no such file."""
     return _FILES.get(name)
 
 
@@ -103,7 +104,8 @@ class ScheduleProperties:
         return min(num_micro, max(self.rounds, -(-LEAST // pp)) * pp)
 
     def places(self, pp: int) -> list[int]:
-        """Return the pp ranks that can need the most memory."""
+        """Return the indices of the pp ranks that can need the most memory in a pipeline of ``pp``
+        ranks."""
         if self.inner:
             return list(range(pp))
         ends = (0, min(1, pp - 1), max(0, pp - 2), pp - 1)
@@ -150,8 +152,8 @@ def schedule_properties(name: str) -> ScheduleProperties:
 
 
 def _most(ops: Sequence[Op]) -> NDArray[np.float64]:
-    """Return the maximum memory of a pp rank's activations, for several distributions of sizes over
-    its stages and for the ratios ``HELD``."""
+    """Return the maximum activation memory of a pp rank, relative to one stage's, for several
+    distributions of sizes over its stages and for each ratio in ``HELD``."""
     order = {stage: at for at, stage in enumerate(sorted({op.stage for op in ops}))}
     now, found = [0] * (2 * len(order)), list[list[int]]()
     for op in ops:
@@ -183,7 +185,8 @@ def num_stages(name: str, pp: int, virtual: int) -> int:
 
 
 def column(fact: str, schedules: NDArray[np.int64] | Any) -> NDArray[Any]:
-    """Return a property of every candidate's schedule."""
+    """Return one field of ``ScheduleProperties`` for every candidate's schedule, as an array.
+    schedules: their numbers."""
     return _table(fact, len(NAMES))[schedules]
 
 
@@ -274,7 +277,7 @@ class StrategyTable:
         return StrategyTable(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     def row(self, at: int) -> dict[str, int]:
-        """Return one candidate's values by name."""
+        """Return the values of candidate number ``at``, by column name."""
         return {field.name: int(getattr(self, field.name)[at]) for field in fields(self)}
 
     @staticmethod
@@ -308,14 +311,15 @@ they are relaxed."""
 
 
 _ROOM = 8
-"""Maximum size of a counting table, as a multiple of the number of rows; counting is several times
-as fast as sorting."""
+"""Maximum size of the table with which ``distinct`` counts, as a multiple of the number of rows.
+Counting is several times as fast as sorting."""
 _LEAST = 1 << 12
-"""Entries that a counting table may always have."""
+"""Entries that the table of ``distinct`` may have however few the rows are."""
 
 
 def distinct(columns: Sequence[NDArray[Any]]) -> tuple[Ints, Ints]:
-    """Return the first row of every kind, and the kind of every row.
+    """Return (index of the first row of every kind, kind of every row); rows that agree in all
+    columns are one kind.
 
     >>> distinct([np.array([7, 7, 5]), np.array([1, 1, 1])])
     (array([2, 0]), array([1, 1, 0]))
@@ -335,13 +339,13 @@ def distinct(columns: Sequence[NDArray[Any]]) -> tuple[Ints, Ints]:
 
 
 def groups(kind: Ints) -> Iterator[Ints]:
-    """Yield the rows of every kind, kind by kind."""
+    """Yield the indices of the rows of every kind, kind by kind. kind: each row's kind."""
     order = np.argsort(kind, kind="stable")
     yield from np.split(order, np.cumsum(np.bincount(kind))[:-1]) if len(kind) else ()
 
 
 def _places(values: Ints) -> int:
-    """Return the maximum size of a counting table for these values."""
+    """Return how many entries a counting table for these values may have."""
     return max(_LEAST, _ROOM * len(values))
 
 

@@ -20,7 +20,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import Dimensions, count, matrices_of
 
 Number = Any
-"""A number, or a float array with one number per model or candidate."""
+"""A number, or a float array with one number for each model or candidate strategy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,8 @@ class Shapes:
 
     @property
     def core_size(self) -> Number:
-        """Mean width of a query and a value in a head; latent queries have an additional rotary
-        part."""
+        """Mean width of a query and a value in an attention head; queries of latent attention have
+        an additional rotary part."""
         return self.head_size + np.asarray(self.qk_rope_head_dim) / 2
 
     def kv_ranks(self, tp: Number) -> Number:
@@ -116,8 +116,8 @@ class Shapes:
 
     @property
     def letters(self) -> Dimensions:
-        """Sizes for the rows of ``core.model.weights``; F is the MLP that every token passes
-        through."""
+        """The model's sizes by dimension letter, for ``core.model.weights``; F is the width of the
+        MLP that every token passes through."""
         return Dimensions(
             H=self.hidden, Q=self.query, K=self.kv, F=self.whole_ffn, V=self.vocab, P=self.max_sequence, biased=0,
             gated=self.gated, learned=self.learned_positions, tied=self.tied_embeddings,
@@ -151,7 +151,7 @@ class Shapes:
 
     @property
     def words(self) -> Number:
-        """Parameters of the embedding, or of the head."""
+        """Number of parameters of the embedding, or of the head."""
         return self.vocab * self.hidden
 
 

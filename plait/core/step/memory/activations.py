@@ -50,15 +50,15 @@ class Activations:
         return Activations(kept, forward, backward, held, weight, staging)
 
     def peak(self, alive: int = 1) -> int:
-        """Return the peak with ``alive`` micro-batches alive at once."""
+        """Return the peak bytes of a stage while ``alive`` micro-batches are alive at once."""
         return (alive - 1) * self.kept + max(self.forward_peak, self.backward_peak, self.weight_peak)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedBatch:
-    """A micro-batch of ``batch`` x ``sequence`` on a rank of a stage. itemsize: bytes of a number.
-    phases: ``step``, ``F B``, or ``F I W``. gpu: True if each rank has a GPU, whose kernels keep
-    and use other memory."""
+    """A micro-batch on a rank of a stage, whose memory is traced. batch: sequences. sequence:
+    tokens of each. itemsize: bytes of a number. phases: ``step``, ``F B``, or ``F I W``. gpu: True
+    if each rank has a GPU, whose kernels keep and use other memory."""
 
     batch: int
     sequence: int

@@ -54,7 +54,7 @@ Column = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 BLOCK = 1 << 16
-"""Number of strategies multiplied at once."""
+"""Number of strategies whose memory is computed at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +95,12 @@ class MemoryColumns:
 
     @property
     def total(self) -> Column:
-        """Bytes that the device must have."""
+        """Bytes of memory that the device must have: tensors and overhead."""
         return self.allocated + self.overhead
 
     @property
     def shown(self) -> Column:
-        """Bytes that the device's own tools show if it has more than ``total``."""
+        """Bytes that tools such as nvidia-smi show if the device has more memory than ``total``."""
         return self.total + self.slack
 
 
@@ -164,15 +164,16 @@ def step_memory(
 
 
 def _spread(column: NDArray[Any], possible: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return the column at its original length; strategies that are not possible get infinite
-    bytes."""
+    """Return the column expanded to all strategies; strategies that are not possible get infinite
+    bytes. possible: mask of all strategies."""
     found = np.full(len(possible), np.inf if column.dtype == np.float64 else 0, column.dtype)
     found[possible] = column
     return found
 
 
 Alive = tuple[Ints, int, int, Column]
-"""Indices of strategies, a slot, its pp rank, and the peak bytes of activations there."""
+"""Peak activations of some strategies on one pp rank: (indices of the strategies, slot of the pp
+rank among those that can be fullest, its index, peak bytes by strategy)."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class _StepMemory:
     among: Sequence[Degrees] | None
 
     def columns(self, overhead: Overhead) -> MemoryColumns:
-        """Return the memory of the fullest pp rank among those that can be the fullest."""
+        """Return the memory of each strategy's fullest pp rank."""
         points, count = self.points, len(self.points)
         states, state_of = self._states()
         most, place = np.full(count, -1.0), np.zeros(count, np.int64)
@@ -209,7 +210,7 @@ class _StepMemory:
         )  # fmt: skip
 
     def _walked(self) -> Iterator[Alive]:
-        """Yield the peaks of a utransformer by tracing every pp rank."""
+        """Yield the peak activations of a U-Transformer, from a memory trace of every pp rank."""
         short = replace(self.points, num_micro=filled(self.points))
         work = WalkedWork(self.sequence, unquantised(self.precision))
         for which, peaks in traced_peaks(self.model, short, work, gpu=self.options.gpu):
@@ -217,7 +218,7 @@ class _StepMemory:
                 yield which, place, place, np.full(len(which), float(peak))
 
     def _multiplied(self) -> Iterator[Alive]:
-        """Yield the peaks as sizes times the number of each that is alive."""
+        """Yield the peak activations as sizes times the number of each that is alive."""
         points, stream = self.points, self._stream
         sizes, size_of = size_rows(
             self.model, points, sequence=self.sequence, itemsize=self.itemsize, options=self.options,
@@ -241,14 +242,15 @@ class _StepMemory:
         return ITEMSIZE[self.precision]
 
     def _places(self, name: str, pp: int) -> Sequence[int]:
-        """Return the pp ranks that may be the fullest, by slot."""
+        """Return the pp ranks that may need the most memory; the index in the result is the pp
+        rank's slot."""
         ends = (0, min(1, pp - 1), max(0, pp - 2), pp - 1)
         return range(pp) if self.model.levels or schedule_properties(name).inner else ends
 
     def _elsewhere(self, sizes: Column, pp: Ints) -> Column:
-        """Return [points, STREAM]: sizes with the part of the model's ends that all stages share
-        (``ends_shared``), and without activations on the host. Two layers of those are in transit
-        and still count."""
+        """Return the sizes [points, STREAM] with the part of embedding and head that all stages
+        share (``ends_shared``), and without activations kept on the host. Activations of two layers
+        are in transit to or from the host, and still count."""
         options, row = self.options, SizeRow.of(sizes)
         if options.ends_shared:
             middle, embeds, heads = (TYPES.index(name) for name in ("middle", "embeds", "heads"))
@@ -278,7 +280,7 @@ class _StepMemory:
 
     @property
     def _stream(self) -> Column:
-        """Bytes of one micro-batch's activations between stages."""
+        """Bytes of the activations that one micro-batch sends between stages, by strategy."""
         points = self.points
         cut = points.cp * np.where(points.sequence_parallel > 0, points.tp, 1)
         return crossing_bytes(self.sequence, points.micro, self.model.hidden, cut=cut, itemsize=self.itemsize).astype(
@@ -292,7 +294,9 @@ class _StepMemory:
         return last * (points.micro * (self.sequence // points.cp) * vocab * each).astype(np.float64)
 
     def _states(self) -> tuple[Column, Ints]:
-        """Return ([slots, kinds, rows], each strategy's row): bytes that last from step to step."""
+        """Return (bytes that last from step to step, [slots, kinds, rows]; each strategy's index
+        among the rows). Slots are pp ranks that may be fullest, kinds are those of
+        ``states.KINDS``."""
         points, count = self.points, self.num_stages
         lies = np.where(column("plain", points.schedule), -1, points.schedule)  # by which stages lie on which pp ranks
         cut = [points.pp, points.tp, count, lies, points.sequence_parallel, points.cp > 1]
@@ -328,7 +332,8 @@ class _StepMemory:
         return found, row_of
 
     def _moments(self) -> Iterator[tuple[Ints, dict[int, tuple[int, Counts]]]]:
-        """Yield strategies of one pipeline, with (pp rank, counts at each moment) by slot."""
+        """Yield strategies that share a pipeline, with (pp rank, counts of live sizes at each
+        moment) by slot, the index among the pp ranks that may be fullest."""
         points = self.points
         limit = np.where((points.recompute == RECOMPUTES.index("none")), -1, points.recompute_layers)
         _, kind_of = distinct([points.schedule, points.pp, self.num_stages, filled(points), limit])

@@ -45,7 +45,7 @@ from plait.core.step.traffic import micro_batch_bytes, step_bytes
 class Memory:
     """Bytes of one rank. buffers: gathered units and gradients not yet reduced, rotary tables,
     memory of libraries (cuBLAS' workspaces, gloo's reductions). activations: the peak within a
-    step; when: the op of the peak; alive: micro-batches alive at the peak."""
+    step; when: name of the op of the peak; alive: micro-batches alive at the peak."""
 
     parameters: int
     gradients: int
@@ -254,8 +254,8 @@ class PipelineRankMemory:
 
 
 def _alike(model: ModelSpec, stage: Stage) -> Stage:
-    """Return a canonical stage that stands for every stage of the same size. Layers count as equal
-    unless they work on different sequence lengths."""
+    """Return a canonical stage that stands for every stage with the same memory. Layers count as
+    equal unless they work on different sequence lengths."""
     if model.levels:
         return stage
     first = 0 if stage.embeds else 1
@@ -316,7 +316,8 @@ _SLACK = {
 ALIKE: Mapping[str, int] = {
     "dp": 1, "params": 1, "grads": 1, "optim": 1, "secondary": 0, "shard_overlap": 0
 }  # fmt: skip
-"""Columns that a memory trace does not depend on, with the values that they have in the trace."""
+"""Columns of a strategy on which a memory trace does not depend, with the value that each has in
+the trace."""
 
 
 class WalkedWork(NamedTuple):

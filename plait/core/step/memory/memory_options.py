@@ -25,7 +25,7 @@ NONE = RECOMPUTES.index("none")
 
 @dataclass(frozen=True)
 class MatrixBytes:
-    """Bytes of one number of a layer's matrices on a rank. whole: if the rank keeps the matrix
+    """Bytes per number of a layer's weight matrices on a rank. whole: if the rank keeps the matrix
     whole; share: in a shard of it; gathered: in a matrix gathered from shards."""
 
     whole: float
@@ -117,7 +117,8 @@ class MemoryOptions(Options):
         return recompute
 
     def change(self, rows: SizedPoints, sizes: SizeRow) -> None:
-        """Adjust the traced sizes that a micro-batch keeps and works with."""
+        """Adjust, in place, the traced bytes that a micro-batch keeps and works with. rows: the
+        strategies; sizes: their bytes by category."""
         if self.input_bytes is None:
             return
         less = rows.quantised(self.input_bytes, rows.tokens) * (rows.points.recompute == NONE)

@@ -27,7 +27,8 @@ WALKED = 10
 """Largest number of a stage's layers that are traced one by one; further layers equal the last
 one."""
 SOME = 4
-"""The same limit for recomputed layers of a stage whose other layers are not recomputed."""
+"""Largest number of recomputed layers of a stage that are traced one by one, if its other layers
+are not recomputed."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,14 @@ class _Layer:
 
     @staticmethod
     def between(base: Activations, more: Activations) -> _Layer:
-        """Return the difference of a stage with (``more``) and without (``base``) the layer."""
+        """Return the bytes that one layer adds: the difference of a stage with (``more``) and
+        without (``base``) it."""
         return _Layer(more.kept - base.kept, more.held - base.held, more.forward_peak - base.forward_peak)
 
 
 def _longer(base: Activations, layers: Sequence[tuple[_Layer, int, int]]) -> Activations:
-    """Return the activations with more layers. layers: for each kind of layer, in the stage's
-    order, (bytes that one adds, traced layers, actual layers)."""
+    """Return the activations of a stage with more layers than the traced ``base``. layers: for each
+    kind of layer, in the stage's order, (bytes that one adds, traced layers, actual layers)."""
     kept, held, forward = (
         sum(getattr(one, name) * (there - walked) for one, walked, there in layers)
         for name in ("kept", "held", "forward")
@@ -233,12 +235,12 @@ class Pipe:
 
 
 Layers = tuple[tuple[int, int], ...]
-"""(recomputed layers, other layers) of every stage on a pp rank."""
+"""(number of recomputed layers, number of other layers) of every stage on a pp rank."""
 
 
 def moments(requests: Sequence[tuple[Pipe, Layers]]) -> list[Counts]:
-    """Return for each item the counts of live sizes at each moment that can be the peak, [moments,
-    WIDTH]. Results are cached."""
+    """Return, for each (pipeline, layers) request, how many of each size are alive at each moment
+    that can be the peak, [moments, WIDTH]. Results are cached."""
     for pipe, layers in dict.fromkeys(requests):
         if layers not in _known(pipe):
             _known(pipe)[layers] = _moments(pipe, layers)
@@ -260,7 +262,8 @@ def _moments(pipe: Pipe, layers: Layers) -> Counts:
 
 @cache
 def _walked(pipe: Pipe) -> Counts:
-    """Return rows of counts: of every stage's sizes separately, then of streams."""
+    """Return rows of counts of live sizes, one for each moment: the columns are every stage's sizes
+    separately, then the tensors between stages."""
     name, pp, virtual, num_micro, place = astuple(pipe)
     if schedule_properties(name).collects and virtual == 1 and num_micro > 3:  # each further micro-batch stays alive
         rows = _walked(replace(pipe, num_micro=3)).copy()
@@ -296,7 +299,8 @@ def _lowered(ops: Sequence[Op], here: set[int], count: int, ahead: int = 2) -> l
 
 
 class _Counting(PipelineMemoryTrace):
-    """A memory trace that keeps every moment instead of the peak."""
+    """A memory trace of pipeline ops that keeps the live counts of every moment instead of the
+    peak."""
 
     def __init__(self, schedule: Schedule, stages: Sequence[int]) -> None:
         unit = np.eye(_OF_STAGE * len(stages) + 1, dtype=np.int32)
@@ -318,7 +322,8 @@ class _Counting(PipelineMemoryTrace):
 
 
 def _sizes(stages: Sequence[int], count: int, layers: Sequence[tuple[int, int]], split: bool, turn: int) -> Counts:
-    """Return the categories of each stage's sizes, [sizes of all stages and a stream, WIDTH].
+    """Return which categories of ``SizeRow`` add up to each size of every stage, and to the tensors
+    between stages: [sizes, WIDTH].
 
     A backward goes from the last layer to the first and turns kept bytes into held ones. turn: the
     moment of its peak: 0 its start, 1 the end of the layers without recomputation, 2 its end.

@@ -91,7 +91,7 @@ def size_rows(
 
 @dataclass(frozen=True)
 class _Rows:
-    """Sizes of strategies. points: one strategy of every kind."""
+    """Computation of the sizes of strategies. points: one strategy for each row of the result."""
 
     model: ModelSpec
     points: StrategyTable
@@ -106,14 +106,16 @@ class _Rows:
         return column("splits", self.points.schedule)
 
     def sizes(self, recompute: Ints) -> Bytes:
-        """Return [rows, OWN] for each row's ``recompute``."""
+        """Return [rows, OWN]: bytes of each size of ``SizeRow``, if each row uses its mode of
+        ``recompute``."""
         found = self._walked(self.options.traced_recompute(recompute))
         rows = SizedPoints(self.model, replace(self.points, recompute=recompute), self.sequence, self.itemsize)
         self.options.change(rows, SizeRow.of(found))
         return found
 
     def _walked(self, recompute: Ints) -> Bytes:
-        """Return [rows, OWN] according to Plait's own instruction lists."""
+        """Return [rows, OWN]: bytes of each size of ``SizeRow``, traced with Plait's own
+        instruction lists."""
         points = self.points
         ulysses, ring = shared_degrees(points.cp, points.ring)
         p1 = np.ones_like(points.p1) if self.among is not None else points.p1  # slices keep as much as one batch
@@ -144,9 +146,9 @@ class _Rows:
         return found
 
     def _defer(self, sizes: Bytes, kinds: Mapping[Structure, Ints]) -> None:
-        """Add what domino's instruction lists keep longer. It is little, unless activations are
-        recomputed and weight gradients are in the same list. kinds: the strategies of each
-        structure."""
+        """Add, in place, the bytes of tensors that the instruction lists of ``domino`` keep longer.
+        It is little, unless activations are recomputed and weight gradients are in the same list.
+        kinds: the strategies of each structure."""
         again = [
             (structure, which[self.points.overlap[which] == DOMINO])
             for structure, which in kinds.items()
@@ -162,8 +164,8 @@ class _Rows:
         self._grow(sizes, which, longer)
 
     def _grow(self, sizes: Bytes, which: Ints, longer: Bytes) -> None:
-        """Add to the peaks of strategies ``which``. longer: bytes of a forward and of a backward
-        for each of them."""
+        """Add bytes to the forward and backward peaks of the strategies ``which``, in place.
+        longer: bytes for the forward and for the backward of each."""
         points, row = self.points, SizeRow.of(sizes)
         forward, backward = (longer * (points.micro[which] / points.cp[which])[:, None]).T
         middle = row.backward[which, TYPES.index("middle")] + backward
@@ -225,7 +227,8 @@ def _known_degrees(_model: ModelSpec) -> dict[Degrees, None]:
 
 
 def _rows(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: SizeLoad) -> list[Bytes]:
-    """Return a row for each of the degrees; missing ones are traced."""
+    """Return [OWN] bytes of each size of ``SizeRow`` for each of the degrees; missing ones are
+    traced."""
     known = _known_tables(model, structure, load)
     if missing := [one for one in degrees if one not in known]:
         others = (one for one in _known_degrees(model) if structure.has(one) and one not in known)
@@ -283,8 +286,8 @@ def _known_tables(_model: ModelSpec, _structure: Structure, _load: SizeLoad) -> 
 
 
 def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: SizeLoad) -> Bytes:
-    """Return [degrees, OWN]. Stages that are the whole model are traced in addition to the cached
-    sizes of other stages."""
+    """Return [degrees, OWN]: bytes of each size of ``SizeRow``, by traces. Stages that are the
+    whole model are traced in addition to the cached sizes of other stages."""
     sizes = Sizes(
         replace(model, num_layers=FEW + 2),  # the most that is traced, including one layer before the stage
         _rank(structure, degrees, load.sequence), load.itemsize, gpu=load.gpu,
@@ -306,7 +309,8 @@ def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degr
 
 
 def _put(sizes: Bytes, name: str, stage_bytes: Activations) -> None:
-    """Write the sizes of stages of one type, minus their layers, whose sizes are known."""
+    """Write the sizes of a type of stage (``name``) into ``sizes``, minus the known bytes of its
+    layers."""
     kind, row = TYPES.index(name), SizeRow.of(sizes)
     kept, held = FEW * row.kept_layer[:, 0], FEW * row.held_layer[:, 0]
     row.kept[:, kind], row.held[:, kind] = stage_bytes.kept - kept, stage_bytes.held - held

@@ -28,8 +28,8 @@ Site: TypeAlias = str
 @dataclass(frozen=True, kw_only=True)
 class RankLoad:
     """One rank's part of a micro-batch, as numbers or arrays. tp, cp, ring: degrees. tokens: of one
-    sequence. shares: sequences of every slice. sharded: tensor-parallel ranks over which residual
-    streams are cut."""
+    sequence. shares: sequences of every slice. sharded: number of tensor-parallel ranks among which
+    the residual stream is divided (1 without sequence parallelism)."""
 
     tp: Number
     cp: Number
@@ -57,8 +57,8 @@ class Sizes:
         self._known: dict[tuple[Path, Site, int, int], SegmentSizes] = {}
 
     def of(self, branch: Path, site: Site, level: int, at: int) -> SegmentSizes:
-        """Return the sizes of a path of a segment whose sequence has been halved ``level`` times,
-        in slice ``at``."""
+        """Return the sizes for one path (attention or MLP) of a segment. level: how often its
+        sequence has been halved. at: index of the slice."""
         key = branch, site, level, at
         if key not in self._known:
             made = {"attn": SharedAttentionSizes if np.any(self.rank.cp > 1) else AttentionSizes, "mlp": MlpSizes}
@@ -87,28 +87,28 @@ class SegmentSizes:
 
     @cached_property
     def full(self) -> Number:
-        """The residual stream over the whole sequence, [S, b, H]."""
+        """The residual stream gathered over the whole sequence, [S, b, H], in bytes."""
         return self.row * self.spec.hidden
 
     @cached_property
     def stream(self) -> Number:
-        """The residual stream of a rank, [S_local, b, H]."""
+        """The residual stream on a rank, [S_local, b, H], in bytes."""
         return self.full // self.rank.sharded
 
     @cached_property
     def came(self) -> Number:
-        """The incoming stream; an up doubles its length."""
+        """The incoming residual stream, in bytes; an up of a U-Transformer doubles its length."""
         return self.stream // (2 if self.site == "up" else 1)
 
     @cached_property
     def y_partial(self) -> Number:
-        """The contribution before its collective, [S, b, H]. For embedding rows, a rank has [S, b,
-        H / tp] on average."""
+        """The segment's contribution to the stream before its collective, [S, b, H], in bytes. For
+        embedding rows, a rank has [S, b, H / tp] on average."""
         return self.full // (self.rank.tp if self.site == "embed" else 1)
 
     @cached_property
     def widened(self) -> Number:
-        """The stream in the precision of sums."""
+        """The residual stream in the precision of sums (``master``), in bytes."""
         return self.wide(self.stream)
 
     @cached_property
@@ -118,13 +118,13 @@ class SegmentSizes:
 
     @property
     def joining(self) -> Number:
-        """Working memory of adding the previous segment's output: a bias, or the dropped and
-        undropped output beside the mask. An outgoing stream is copied."""
+        """Working memory in bytes of adding the previous segment's output to the stream: a bias, or
+        the dropped and undropped output beside the mask. An outgoing stream is copied."""
         return self._joined(int(self.spec.has_bias))
 
     @property
     def placing(self) -> Number:
-        """Working memory of adding the rows of an embedding."""
+        """Working memory in bytes of adding looked-up rows of an embedding."""
         return self._joined(1 + self.spec.learned_positions)
 
     def _joined(self, biased: int) -> Number:
@@ -133,31 +133,31 @@ class SegmentSizes:
 
     @property
     def dropping(self) -> Number:
-        """Working memory of dropout's gradient: drawing a mask, then three streams."""
+        """Working memory in bytes of dropout's gradient: drawing a mask, then three streams."""
         return larger(self.came + self.hashed, 3 * self.came)
 
     @property
     def doubling(self) -> Number:
-        """A stream of twice the length, with its inputs."""
+        """Bytes of a stream of twice the length, with its inputs (the up of a U-Transformer)."""
         return self.stream * 5 // 2
 
     # ---- norms ----
 
     @cached_property
     def n_saved(self) -> Number:
-        """Tensors that a norm keeps besides its input and output. Without a fused kernel, torch
-        keeps the normalised numbers and their conversion."""
+        """Bytes of the tensors that a norm keeps besides its input and output. Without a fused
+        kernel, torch keeps the normalised numbers and their conversion."""
         statistics = self.rows // self.rank.sharded * self.master * (1 if self.rms else 2)
         return statistics + self.widened * (self.rms and not self.gpu) * (2 if self.narrow else 1)
 
     @cached_property
     def norming(self) -> Number:
-        """Working memory of a norm."""
+        """Working memory in bytes of a norm's forward."""
         return self.stream + self.n_saved + self.widened * (self.rms and not self.gpu and self.narrow)
 
     @cached_property
     def norm_back(self) -> Number:
-        """Working memory of a norm's backward, or of other changes of the stream."""
+        """Working memory in bytes of a norm's backward, or of other changes of the stream."""
         if self.rms and not self.gpu and self.site not in ("down", "up", "leave"):
             return self.widened * 4
         return self.stream * (3 if self.site == "down" else 1)
@@ -165,27 +165,27 @@ class SegmentSizes:
     # ---- ends ----
 
     def _vocabulary(self, itemsize: int) -> Number:
-        """Return the bytes of [S, b, V / tp]."""
+        """Return the bytes of a rank's part of the logits, [S, b, V / tp]."""
         return self.rows * (-(-self.spec.vocab // self.rank.tp)) * itemsize
 
     @cached_property
     def loss(self) -> Number:
-        """Inputs of the loss per token: the target's column, two flags, three sums."""
+        """Bytes of the loss's inputs per token: the target's column, two flags, three sums."""
         return self.rows * (10 + 3 * self.master)
 
     @cached_property
     def logits(self) -> Number:
-        """Logits in the precision of sums."""
+        """Bytes of the logits in the precision of sums."""
         return self._vocabulary(self.master)
 
     @cached_property
     def g_logits(self) -> Number:
-        """Gradient of the logits in compute precision."""
+        """Bytes of the logits' gradient in compute precision."""
         return self._vocabulary(self.itemsize)
 
     @property
     def softmax(self) -> Number:
-        """Logits, with the tensor they are converted from."""
+        """Bytes of the logits together with the tensor that they are converted from."""
         return self.logits + self.narrowing
 
     @property
@@ -196,7 +196,7 @@ class SegmentSizes:
 
     @property
     def product(self) -> Number:
-        """Temporary result of the head's weight gradient."""
+        """Bytes of the temporary result of the head's weight gradient."""
         return self._product(-(-self.spec.vocab // self.rank.tp))
 
     def _product(self, width: Number) -> Number:
@@ -207,7 +207,7 @@ class SegmentSizes:
 
     @property
     def scattering(self) -> Number:
-        """Working memory of adding a gradient into rows of an embedding."""
+        """Working memory in bytes of adding a gradient into rows of an embedding."""
         return self.full + self.widened * (self.itemsize < MASTER)
 
 
@@ -229,12 +229,12 @@ class BranchSizes(SegmentSizes):
 
     @property
     def first_product(self) -> Number:
-        """Temporary result of the first weight's gradient."""
+        """Bytes of the temporary result of the gradient of a sublayer's first weight."""
         return self._product(_whole(self._widths()[0]))
 
     @property
     def second_product(self) -> Number:
-        """Temporary result of the second weight's gradient."""
+        """Bytes of the temporary result of the gradient of a sublayer's second weight."""
         return self._product(_whole(self._widths()[1]))
 
 
@@ -311,7 +311,8 @@ class AttentionSizes(BranchSizes):
 class SharedAttentionSizes(AttentionSizes):
     """Sizes of context-parallel attention, in bytes.
 
-    there, block: as in ``exchanged``. leaving: rotating queries, with tables of scattered
+    there: the queries, keys and values after the exchange of heads. block: keys and values that
+    circulate on the ring. leaving: working memory of rotating queries, with tables of scattered
     positions, and packing. kernel: tensors that one kernel keeps; keys and values for every query
     head if the kernel needs them. first_block, next_block, block_back, own_back: attention to one
     block of a ring. rounding: conversion of sums to compute precision.
@@ -353,11 +354,12 @@ def larger(a: Number, b: Number) -> Number:
 
 
 def _whole(value: Number) -> Number:
-    """Return the value as integers."""
+    """Return a number or array converted to integers."""
     return np.asarray(value, np.int64) if isinstance(value, np.ndarray) else int(value)
 
 
 def _each(function: Callable[..., int], *values: Number) -> Number:
-    """Return the function's value, for every row if the arguments are arrays."""
+    """Return the function's value; if the arguments are arrays, an array of its value for every
+    row."""
     columns = any(isinstance(value, np.ndarray) for value in values)
     return np.vectorize(function, otypes=[np.int64])(*values) if columns else function(*values)

@@ -43,7 +43,8 @@ ATen/cuda/CublasHandlePool.cpp)."""
 
 @dataclass(frozen=True)
 class Factors:
-    """Sharding factors, as arrays."""
+    """Sharding factors of many strategies, as arrays: over how many ranks parameters, gradients,
+    optimizer states and secondary parameter copies are divided."""
 
     params: Ints
     grads: Ints
@@ -238,9 +239,9 @@ def _quantised(
 
 
 class _Units(NamedTuple):
-    """Kinds of units of a pp rank, [units, 1]. numel: numbers in a unit. times: number of units.
-    whole: only optimizer states are sharded. matrix: True for matrices of layers. padded: [units,
-    points]."""
+    """Sharded units of a pp rank, grouped by kind and size; arrays are [units, 1] unless noted.
+    numel: numbers in a unit. times: number of units. whole: only optimizer states are sharded.
+    matrix: True for matrices of layers. padded: [units, points]."""
 
     numel: Ints
     times: Ints

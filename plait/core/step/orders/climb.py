@@ -25,7 +25,7 @@ VISITS = 60_000
 """Upper bound on moves times ops: an order of thousands of ops gets few moves, an order of hundreds
 gets all of them."""
 STRIDE = 16
-"""Ops of an order between two recorded moments."""
+"""Number of ops of an order between two recorded moments, from which timing can be resumed."""
 NOISE = 1e-9
 """Relative bound on the rounding error of sums whose terms are added in another order."""
 
@@ -82,7 +82,8 @@ class OrderEvaluator:
 
     @cached_property
     def rests(self) -> list[float]:
-        """Lower bound in seconds on the costs after each, reduced by possible rounding errors."""
+        """For each cost, a lower bound in seconds on the sum of an order's times under all later
+        costs, reduced by possible rounding errors."""
         least = [clock.bound * (1 - 1e-9) for clock in self.clocks]
         return [sum(least[at + 1 :]) for at in range(len(least))]
 
@@ -92,17 +93,18 @@ class OrderEvaluator:
         return max(accumulate([outstanding[i] for i in order], initial=0))
 
     def improve(self, order: Sequence[int]) -> list[int]:
-        """Return the order after up to ``MOVES`` moves. It has no more outstanding weight gradients
-        than before, or than ``held_back`` allows."""
+        """Return the order after up to ``MOVES`` hill-climbing moves of one op each; it is never
+        slower. It has no more outstanding weight gradients than before, or than ``held_back``
+        allows."""
         before = [frozenset(source for source, _ in needs) for needs in self.numbered.needs]
         clock = _MovedClock(self, order, max(self.held_back, self.most_outstanding(order)))
         return climb(order, before, clock.worth, min(MOVES, VISITS // max(1, len(order))), self.enough)
 
 
 def _soonest(numbered: NumberedOps, clock: ListClock) -> float:
-    """Return a lower bound on the end of an order: longest head, all work between, longest tail
-    (Carlier 1982). An op's head is the time of its longest chain of needs; its tail is the longest
-    chain of ops that need it."""
+    """Return a lower bound in seconds on the end of any order: longest head, all work between,
+    longest tail (Carlier 1982). An op's head is the time of its longest chain of needs; its tail is
+    the longest chain of ops that need it."""
     compute, wire = clock.compute, clock.wire
     begins, follows = [0.0] * len(compute), [0.0] * len(compute)
     for i, sources in enumerate(numbered.needs):
@@ -116,8 +118,8 @@ def _soonest(numbered: NumberedOps, clock: ListClock) -> float:
 
 
 def _fullest(moments: Sequence[float], compute: Sequence[float]) -> tuple[float, float]:
-    """Return the maximum, over moments, of the moment plus the computation at or after it, and that
-    moment."""
+    """Return (maximum over moments of the moment plus the computation that starts at or after it,
+    that moment), in seconds."""
     found, behind = (0.0, 0.0), 0.0
     for moment, seconds in sorted(zip(moments, compute, strict=True), reverse=True):
         behind += seconds
@@ -145,7 +147,8 @@ class _MovedClock:
         self.arrived = [[0.0] * len(order) for _ in judge.clocks]
 
     def worth(self, moved: Sequence[int], limit: float, changed: range) -> float:
-        """Return the order's seconds, for ``climb``. An order no slower than ``limit`` becomes the
+        """Return the seconds of an order in which one op has moved, for ``climb``. changed:
+        positions that differ from the known order. An order no slower than ``limit`` becomes the
         new known order."""
         judge, until = self.judge, changed.stop // STRIDE + 1
         marks = [each[: changed.start // STRIDE + 1] for each in self.marks]
@@ -193,7 +196,8 @@ class _MovedClock:
 
 
 def _run(clock: ListClock, order: Sequence[int], until: int, marks: _Marks, arrived: list[float]) -> None:
-    """Continue the timing to the end of stride ``until``."""
+    """Continue the timing of an order to the end of stride ``until``; append to ``marks``, and
+    update ``arrived``."""
     for at in range(len(marks) - 1, until):
         marks.append(clock.run(order[at * STRIDE : (at + 1) * STRIDE], arrived, *marks[at]))
 
@@ -241,9 +245,11 @@ def _move(order: list[int], before: Sequence[Collection[int]], draw: random.Rand
 
 
 WORD_MOVES = 200
-"""Maximum number of moves in a word."""
+"""Maximum number of hill-climbing moves in a word, a sequence of ops that an order repeats for each
+layer."""
 ALL_VISITS = 300_000
-"""Budget of op visits for improving words; words that cover most ops come first."""
+"""Budget for improving words (repeated sequences of ops), in ops timed; words that cover most ops
+come first."""
 TIMES, TIMED = 6, 4
 """TIMES: repetitions that make a sequence of ops a word. TIMED: repetitions that are timed."""
 LAGS, PERIODS = 4, 8
@@ -261,9 +267,9 @@ class Run(NamedTuple):
 
 
 def runs(sorts: Sequence[int]) -> list[Run]:
-    """Return the ranges in which words are repeated in a sequence of op sorts, from left to right,
-    without overlap. Short words are found first, so that two repetitions are not taken for one
-    word."""
+    """Return the ranges in which a sequence of op sorts (ops without their layer) repeats itself,
+    from left to right, without overlap. Short words are found first, so that two repetitions are
+    not taken for one word."""
     found, free = list[Run](), [(0, len(sorts))]
     for period in _periods(sorts):
         inside = [run for low, high in free for run in _repeated(sorts, period, low, high)]
@@ -285,7 +291,7 @@ def _periods(sorts: Sequence[int]) -> list[int]:
 
 
 def _repeated(sorts: Sequence[int], period: int, low: int, high: int) -> Iterator[Run]:
-    """Yield the runs of one period between two positions."""
+    """Yield the runs of period ``period`` between positions ``low`` and ``high``."""
     start = low
     for place in range(low, high - period + 1):
         if place == high - period or sorts[place] != sorts[place + period]:
@@ -295,8 +301,9 @@ def _repeated(sorts: Sequence[int], period: int, low: int, high: int) -> Iterato
 
 
 def improve_words(judge: OrderEvaluator, order: Sequence[int]) -> list[int]:
-    """Return the order after moves in each of its words. It is not longer, and has no more
-    outstanding weight gradients than before or than allowed."""
+    """Return the order after hill-climbing moves in each of its words, the sequences of ops that
+    repeat for each layer. It is not longer, and has no more outstanding weight gradients than
+    before or than allowed."""
     best, seconds, left = list(order), judge.seconds(order), ALL_VISITS
     held_back = max(judge.held_back, judge.most_outstanding(order))
     for half in (False, True):  # the second pass shifts words by half, so that ops can cross the first pass's borders

@@ -278,8 +278,9 @@ class _Orders:
         self.schedulers: dict[tuple[float, bool], ListScheduler] = {}
 
     def made(self, each: _Try, *, exact: bool = True) -> tuple[int, ...]:
-        """Return the list scheduler's order. exact: False rounds seconds to a coarse grid, so that
-        rounding errors make no layer's start differ from the others'."""
+        """Return the list scheduler's order of op numbers for one try (a policy with its costs).
+        exact: False rounds seconds to a coarse grid, so that rounding errors make no layer's start
+        differ from the others'."""
         key = each[0], exact
         if key not in self.schedulers:
             compute, wire = self.numbered.seconds(self.costs.late(each[0]), self.batch)
@@ -298,7 +299,8 @@ class _Orders:
             yield from map(self.made, tries[1:])
 
     def improved(self, ranked: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
-        """Yield the orders, then each after moves, up to one that is as short as possible."""
+        """Yield each order, then each after hill-climbing moves, up to one that is as short as
+        possible."""
         yield from ranked
         for order in ranked:
             yield (better := self.judge.improve(order))
@@ -318,7 +320,7 @@ class _Orders:
         return min(found)[2]
 
     def rounded(self, seconds: float) -> float:
-        """Return seconds relative to the lower bound, rounded to a thousandth."""
+        """Return an order's seconds relative to the lower bound, rounded to a thousandth."""
         return round(seconds / self.judge.bound, 3) if self.judge.bound else seconds
 
     def ranked(self, orders: Iterable[Sequence[int]]) -> list[Sequence[int]]:
@@ -365,7 +367,8 @@ def _fewer(graph: SegmentGraph, layers: int) -> SegmentGraph:
 
 
 def _rounded(compute: list[float], wire: list[float]) -> tuple[list[float], list[float]]:
-    """Return seconds as multiples of a power of two, whose sums are exact."""
+    """Return (compute, wire) seconds rounded to multiples of a power of two, whose sums are
+    exact."""
     last = frexp(sum(compute) + sum(wire))[1] - 48
     rounded = {each: ldexp(round(ldexp(each, -last)), last) for each in {*compute, *wire}}
     return [rounded[each] for each in compute], [rounded[each] for each in wire]
@@ -395,7 +398,7 @@ def _ordered(
 
 
 def later(action: Action, layers: int) -> Action:
-    """Return the action for a stage that begins ``layers`` layers later."""
+    """Return the same action in layers whose numbers are higher by ``layers``."""
     verb, op = action
     return Action(verb, op._replace(layer=op.layer + layers)) if layers and op.site in LAYERS else action
 

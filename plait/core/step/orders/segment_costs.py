@@ -119,7 +119,8 @@ def _counted(branch: Path, recompute: Recompute, *, shared: bool) -> list[tuple[
 
 
 def _sent(model: ModelSpec, strategy: Strategy, tokens: int) -> dict[str, float]:
-    """Return seconds of the link; a ring all-reduce sends 2 (tp - 1) / tp of its bytes."""
+    """Return the seconds that collectives occupy the link, by ``site.kind``. A ring all-reduce
+    sends 2 (tp - 1) / tp of its bytes."""
     tp, ulysses, ring = strategy.tp, strategy.cp // strategy.ring, strategy.ring
     there, back, block = exchanged(model.letters, tokens * ITEMSIZE, tp=tp, ulysses=ulysses)
     stream = tokens * model.hidden * ((tp - 1) / tp * ITEMSIZE / BANDWIDTH)
@@ -218,7 +219,8 @@ class NumberedOps:
         ]
 
     def seconds(self, costs: SegmentCosts, batch: int) -> tuple[list[float], list[float]]:
-        """Return every op's seconds on the processor, and its collective's seconds on the link."""
+        """Return (each op's seconds on the processor, seconds of each op's collective on the link),
+        by op number."""
         durations, sample = Durations(self.graph, costs, batch), dict(zip(self.sorts, self.ops, strict=True))
         compute = {sort: durations.compute(op) for sort, op in sample.items()}
         wire = {sort: durations.collective(op) for sort, op in sample.items()}

@@ -103,7 +103,7 @@ class Rank:
         self.now += work
 
     def wait(self, flight: CollectiveFlight) -> None:
-        """Stand still until a collective has ended."""
+        """Advance the rank without computation until a collective has ended."""
         begin = self.now
         while flight.ended is None:
             pace, head = self._pace(), self._next()
@@ -112,8 +112,8 @@ class Rank:
         self.exposed[flight.account] += self.now - begin
 
     def _pace(self) -> float:
-        """Return the bandwidth share of each running collective, without slowdown by
-        computation."""
+        """Return the share of its links' bandwidth that each running collective has, without
+        slowdown by computation."""
         tp, dp = self.queues
         return 0.5 if tp and dp and tp[0].tier == dp[0].tier else 1.0
 

@@ -111,7 +111,7 @@ def total_seconds(
 
 
 def _parts(priced: Priced) -> Iterator[Seconds]:
-    """Yield the seconds of all strategies, ``CHUNK`` strategies at a time."""
+    """Yield the predicted seconds of all strategies, ``CHUNK`` strategies at a time."""
     for start in range(0, max(1, len(priced.points)), BLOCK):
         yield from _block(priced.take(slice(start, start + BLOCK)))
 
@@ -146,22 +146,22 @@ def _kinds(priced: Priced, columns: list[Ints]) -> tuple[Ints, Ints]:
 class _Parts(StepEnd):
     @cached_property
     def chunks(self) -> Any:
-        """Stages per pp rank."""
+        """Number of stages on each pp rank, by strategy."""
         return np.maximum(self.points.virtual, 1)
 
     @property
     def layers(self) -> list[Column]:
-        """Layers of the first, an inner and the last pp rank."""
+        """Number of layers of the first, an inner and the last pp rank, by strategy."""
         return [self.owners.first, self.owners.inner, self.owners.last]
 
     @cached_property
     def busy(self) -> Column:
-        """Computation of one layer, in seconds."""
+        """Computation of one layer for one micro-batch, in seconds."""
         return self.batch.forward + self.batch.backward + self.again * self.batch.again
 
     @cached_property
     def each(self) -> Column:
-        """Seconds of one layer, without waiting for the host."""
+        """Seconds of one layer for one micro-batch, without waiting for the host."""
         sent = self.batch.sent - self.sharding + self.exposed
         return self.busy + sent + self.again * self.batch.sent_again
 

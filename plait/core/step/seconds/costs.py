@@ -162,12 +162,13 @@ def _known_costs(model: ModelSpec, strategy: Strategy, load: Load, cluster: _Its
 
 
 def _number(column: Any) -> float:
-    """Return the value of an array that holds one strategy."""
+    """Return the number in an array that holds one strategy."""
     return float(np.sum(column))
 
 
 def _flat(model: ModelSpec) -> ModelSpec:
-    """Return the model with all layers at full sequence length."""
+    """Return the model with all layers at full sequence length (no down or up of a
+    U-Transformer)."""
     if not model.levels:
         return model
     return replace(model, family="gpt", levels=0)

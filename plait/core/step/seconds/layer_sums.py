@@ -56,8 +56,8 @@ class Pass(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """Host lateness in a phase of a layer. sent: if all collectives are exposed; bare: if none
-    are."""
+    """Host lateness in a phase of a layer: how far the host's kernel launches fall behind the
+    device. sent: if all collectives are exposed; bare: if none are."""
 
     sent: LaunchLag
     bare: LaunchLag
@@ -107,7 +107,7 @@ class LayerSums(NamedTuple):
 
 
 def _put(columns: Any, which: Any, values: Iterable[Any]) -> None:
-    """Write the values of some points into their columns."""
+    """Write the values of the strategies ``which`` into their columns."""
     for column, value in zip(columns, values, strict=True):
         column[which] = value
 
@@ -118,7 +118,7 @@ def _waits(columns: Mapping[Any, Any]) -> Mapping[Phase, Waits]:
 
 
 class _Passes:
-    """Sums over the ops of strategies whose segment graphs have the same structure."""
+    """Sums of op seconds for strategies whose segment graphs have the same structure."""
 
     def __init__(self, ops: OpSeconds) -> None:
         self.ops = ops
@@ -246,6 +246,6 @@ class LaunchLag(NamedTuple):
         return LaunchLag(self.net + other.net, np.maximum(self.most, self.net + other.most))
 
     def times(self, count: Any) -> LaunchLag:
-        """Return the lateness of these ops run ``count`` times."""
+        """Return the lateness of these ops run ``count`` times in succession."""
         first = self.most * np.minimum(1, count)
         return LaunchLag(self.net * count, first + np.maximum(0, count - 1) * np.maximum(0, self.net))

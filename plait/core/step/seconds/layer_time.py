@@ -147,7 +147,7 @@ class Layer(LayerWork):
 
     @cached_property
     def shard_forward(self) -> Seconds:
-        """Exposed gathers of the layer's parameters in a forward."""
+        """Exposed seconds of gathering the layer's parameters in a forward."""
         hides = HIDE_FORWARD[self.points.shard_overlap]
         return np.where(hides, self._added(self.forward_total, self.gathered), self._gathered_together)
 
@@ -162,13 +162,14 @@ class Layer(LayerWork):
 
     @cached_property
     def shard_backward(self) -> Seconds:
-        """Exposed gathers and gradient reductions in a backward."""
+        """Exposed seconds of gathering parameters and reducing gradients of the layer in a
+        backward."""
         beside = self._added(self.backward_total, self.reduced)
         return np.where(HIDE_BACKWARD[self.points.shard_overlap], beside, self.reduced)
 
     @property
     def sent(self) -> Seconds:
-        """Exposed collectives of forward and backward together."""
+        """Exposed seconds of the layer's collectives, forward and backward together."""
         return (
             self.forward_total
             - self.forward
@@ -180,17 +181,18 @@ class Layer(LayerWork):
 
     @cached_property
     def gathered(self) -> Seconds:
-        """Gathers in a forward, without overlap."""
+        """Seconds of gathering the layer's parameters in a forward, without overlap."""
         return gather_seconds(self)
 
     @cached_property
     def reduced(self) -> Seconds:
-        """Gathers and gradient reductions in a backward, without overlap."""
+        """Seconds of gathering parameters and reducing gradients in a backward, without overlap."""
         return self._gathered_again + self.summed
 
     @cached_property
     def _gathered_again(self) -> Seconds:
-        """Gathers in a backward, without overlap; from the secondary copy if there is one."""
+        """Seconds of gathering parameters in a backward, without overlap; from the secondary copy
+        if there is one."""
         return np.where(self.points.secondary > 0, gather_seconds(self, near=True), self.gathered)
 
     @cached_property
@@ -212,38 +214,39 @@ class Layer(LayerWork):
 
     @property
     def edge(self) -> Seconds:
-        """Reduction of the head's or the embedding's gradient, without overlap; 0 if backwards do
-        not hide it."""
+        """Seconds of reducing the head's or the embedding's gradient, without overlap; 0 if
+        backwards do not hide it."""
         return np.where(self._hides, self._ends_sent["head"], 0.0)
 
     @property
     def head(self) -> Seconds:
-        """Forward and backward of head and loss."""
+        """Seconds of forward and backward of the head and the loss."""
         return self._end("head")
 
     @property
     def head_backward(self) -> Seconds:
-        """Computation of the head's backward."""
+        """Seconds of computation in the head's backward."""
         return self.sums.head_backward.seconds
 
     @property
     def head_weights(self) -> Seconds:
-        """The head's weight gradients in a list of their own, with their reduction."""
+        """Seconds of the head's weight gradients if they have a list of their own, with their
+        reduction."""
         return self.head_backward / 2 + np.where(self._hides, 0.0, self._ends_sent["sums"])
 
     @property
     def embedding(self) -> Seconds:
-        """Forward and backward of the embedding."""
+        """Seconds of forward and backward of the embedding."""
         return self._end("embed")
 
     @property
     def embedding_forward(self) -> Seconds:
-        """Forward of the embedding."""
+        """Seconds of the embedding's forward."""
         return self.sums.embed.tp + self.sums.embed.seconds / 2
 
     @property
     def leave(self) -> Seconds:
-        """The last addition and norm of a stage without a head, forward and backward."""
+        """Seconds of the last addition and norm of a stage without a head, forward and backward."""
         return self._end("leave")
 
     def _end(self, name: str) -> Seconds:
@@ -252,8 +255,8 @@ class Layer(LayerWork):
 
 
 class Gathered:
-    """Arrays of a layer, or of owners, expanded to the strategies that share them. which: each
-    strategy's row."""
+    """View of a layer's or an owner's arrays, expanded to the strategies that share them. which:
+    for each strategy, its index in the arrays."""
 
     def __init__(self, of: object, which: Any) -> None:
         self._of, self._which = of, which

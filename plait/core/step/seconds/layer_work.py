@@ -46,23 +46,23 @@ class LayerWork(Priced):
 
     @cached_property
     def linear(self) -> Seconds:
-        """Forward matrix products."""
+        """Seconds of one layer's matrix products in the forward."""
         return self.sums.forward.products + self.sums.unlisted.products
 
     @cached_property
     def linear_both(self) -> Seconds:
-        """Forward and backward matrix products."""
+        """Seconds of one layer's matrix products, forward and backward."""
         return self.linear + self.sums.backward.products + self.sums.unlisted_backward.products
 
     @cached_property
     def forward(self) -> Seconds:
-        """All forward computation."""
+        """Seconds of one layer's computation in the forward."""
         own = self.sums.forward
         return self.linear + own.attention + own.elementwise + self.sums.unlisted.elementwise
 
     @cached_property
     def backward(self) -> Seconds:
-        """All backward computation, without recomputation."""
+        """Seconds of one layer's computation in the backward, without recomputation."""
         own = self.sums.backward
         return (
             self.linear_both - self.linear + own.attention + own.elementwise + self.sums.unlisted_backward.elementwise
@@ -70,17 +70,17 @@ class LayerWork(Priced):
 
     @property
     def attention(self) -> Seconds:
-        """Forward and backward of the attention core."""
+        """Seconds of the attention core, forward and backward."""
         return self.sums.forward.attention + self.sums.backward.attention
 
     @property
     def attention_backward(self) -> Seconds:
-        """Backward of the attention core."""
+        """Seconds of the attention core's backward."""
         return self.sums.backward.attention
 
     @cached_property
     def weight_gradients(self) -> Seconds:
-        """Matrix products of weight gradients."""
+        """Seconds of the matrix products of weight gradients."""
         return self.sums.backward.weights + self.sums.unlisted_backward.weights
 
     @cached_property
@@ -119,45 +119,46 @@ class LayerWork(Priced):
 
     @cached_property
     def again(self) -> Seconds:
-        """Recomputation of a layer that recomputes. Plait keeps the inputs of attention and MLP. So
-        it repeats the forward without the products whose results are reduced, and without the
-        additions after them. If only the layer's input is kept, attention's are repeated too."""
+        """Seconds of recomputation in a layer that recomputes. Plait keeps the inputs of attention
+        and MLP. So it repeats the forward without the products whose results are reduced, and
+        without the additions after them. If only the layer's input is kept, attention's are
+        repeated too."""
         more = np.where(self._keeps_streams, self.sums.unlisted.seconds, 0.0)
         return self._repeated(self.forward, self.sums.forward.attention, self.sums.again.seconds + more)
 
     @cached_property
     def linear_again(self) -> Seconds:
-        """Matrix products in ``again``."""
+        """Seconds of the matrix products that recomputation repeats (part of ``again``)."""
         more = np.where(self._keeps_streams, self.sums.unlisted.products, 0.0)
         return self._repeated(self.linear, 0.0, self.sums.again.products + more)
 
     @cached_property
     def attention_again(self) -> Seconds:
-        """The attention core in ``again``."""
+        """Seconds of the attention core that recomputation repeats (part of ``again``)."""
         whole = self.sums.forward.attention
         return self._repeated(whole, whole, self.sums.again.attention)
 
     @cached_property
     def tp_again(self) -> Seconds:
-        """Forward tensor-parallel collectives that recomputation repeats; Plait repeats only the
-        gathers before attention and MLP."""
+        """Seconds of the forward's tensor-parallel collectives that recomputation repeats; Plait
+        repeats only the gathers before attention and MLP."""
         sent = self.sums.forward.tp
         gathers = np.where(sent > 0, self.sums.again.tp / np.where(sent > 0, sent, 1), 0.0) * self.tp_forward
         return self._repeated(self.tp_forward, 0.0, gathers)
 
     @cached_property
     def cp_again(self) -> Seconds:
-        """The all-to-all of heads, if full recomputation repeats it."""
+        """Seconds of the all-to-all of heads, if full recomputation repeats it."""
         return self._repeated(self.cp_forward, 0.0, self.sums.again.heads)
 
     @cached_property
     def ep_again(self) -> Seconds:
-        """Dispatch of tokens to their experts, if recomputation repeats it."""
+        """Seconds of sending tokens to their experts, if recomputation repeats it."""
         return self._repeated(self.ep_forward, 0.0, 0.0)
 
     @cached_property
     def sent_again(self) -> Seconds:
-        """All collectives that recomputation repeats."""
+        """Seconds of all collectives that recomputation repeats."""
         return self.tp_again + self.cp_again + self.ep_again
 
     def _repeated(self, whole: Any, selective: Any, own: Any) -> Seconds:
@@ -171,18 +172,20 @@ class LayerWork(Priced):
 
     @cached_property
     def forward_total(self) -> Seconds:
-        """The forward, without sharding and without waiting for the host."""
+        """Seconds of the layer's forward, without sharding and without waiting for the host."""
         return self.forward + self.tp_forward + self.cp_forward + self.ep_forward
 
     @cached_property
     def backward_total(self) -> Seconds:
-        """The backward, without sharding, recomputation and waiting for the host."""
+        """Seconds of the layer's backward, without sharding, recomputation and waiting for the
+        host."""
         return self.backward + self.tp_backward + self.cp_backward + self.ep_forward
 
     # ---- collectives ----
 
     def _added(self, busy: Any, sent: Any) -> Seconds:
-        """Return the exposed seconds of communication that runs concurrently with computation."""
+        """Return the exposed seconds of communication (``sent``) that runs concurrently with
+        computation (``busy``)."""
         return overlapped(self.cluster, busy, sent) - busy
 
     @property
@@ -197,8 +200,8 @@ class LayerWork(Priced):
 
     @cached_property
     def tp_forward(self) -> Seconds:
-        """Exposed tensor-parallel collectives of the forward, for both sublayers. Batch slices hide
-        each other's; column slices hide all but the last slice's."""
+        """Exposed seconds of the tensor-parallel collectives of the forward, for both sublayers.
+        Batch slices hide each other's; column slices hide all but the last slice's."""
         points, sent = self.points, self.sums.forward.tp * self._more
         # Hidden behind the product of the next column slice.
         alone = self._exposed(sent, self.sums.forward.second, np.where(self.domino, points.p2, 1))
@@ -208,8 +211,8 @@ class LayerWork(Priced):
 
     @cached_property
     def tp_backward(self) -> Seconds:
-        """Exposed tensor-parallel collectives of the backward. Unless the overlap is ``sync``, they
-        run concurrently at least with weight gradients that follow at once."""
+        """Exposed seconds of the tensor-parallel collectives of the backward. Unless the overlap is
+        ``sync``, they run concurrently at least with weight gradients that follow at once."""
         points, sent, weights = self.points, self.sums.backward.tp * self._more, self.weight_gradients
         # Gradients are gathered before input gradients; domino's orders move other ops' weight gradients
         # there. The term for experts was fitted without this (docs/adr/0017).
@@ -253,24 +256,24 @@ class LayerWork(Priced):
 
     @property
     def tp(self) -> Seconds:
-        """Exposed tensor-parallel collectives, forward and backward."""
+        """Exposed seconds of tensor-parallel collectives, forward and backward."""
         return self.tp_forward + self.tp_backward
 
     @property
     def cp(self) -> Seconds:
-        """Exposed context-parallel collectives, forward and backward."""
+        """Exposed seconds of context-parallel collectives, forward and backward."""
         return self.cp_forward + self.cp_backward
 
     @cached_property
     def cp_forward(self) -> Seconds:
-        """Exposed context-parallel collectives of the forward: all-to-all of heads, rotation of
-        keys and values along the ring."""
+        """Exposed seconds of the context-parallel collectives of the forward: all-to-all of heads,
+        rotation of keys and values along the ring."""
         return self._exposed_with_slices(self.sums.forward, self.tp_forward, self.forward)
 
     @cached_property
     def cp_backward(self) -> Seconds:
-        """Exposed context-parallel collectives of the backward, in which gradients of keys and
-        values are sent too."""
+        """Exposed seconds of the context-parallel collectives of the backward, in which gradients
+        of keys and values are sent too."""
         return self._exposed_with_slices(self.sums.backward, self.tp_backward, self.backward)
 
     def _exposed_with_slices(self, direction: Pass, exposed: Seconds, busy: Seconds) -> Seconds:
@@ -295,8 +298,9 @@ class LayerWork(Priced):
 
     @cached_property
     def ep_forward(self) -> Seconds:
-        """Exposed expert-parallel exchange of one direction: half of forward and backward together.
-        Nothing runs concurrently, unless another micro-batch's layer hides the exchange."""
+        """Exposed seconds of the expert-parallel exchange in one direction: half of forward and
+        backward together. Nothing runs concurrently, unless another micro-batch's layer hides the
+        exchange."""
         sent = self.sums.unlisted.ep
         beside = self._added(self.forward + self.backward, 2 * sent) / 2
         return np.where(self.options.exchange_hidden, beside, sent)

@@ -39,8 +39,8 @@ from plait.core.step.seconds.rates import Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """Seconds of one micro-batch on a rank of the first, an inner and the last pp rank; a pipeline
-    of one pp rank has only a last.
+    """Seconds of one micro-batch, by strategy, on a rank of the first, an inner and the last pp
+    rank; a pipeline of one pp rank has only a last.
 
     forward, weight_gradient: fractions of a stage's seconds. head_weight: weight gradients'
     fraction of the head's pp rank's seconds outside layers. first_sums, other_sums: in zb-v, extra
@@ -67,7 +67,8 @@ class Stages:
         return np.where(pp > 1, self.first + self.last + np.maximum(pp - 2, 0) * self.inner, self.last)
 
     def take(self, which: Ints, count: int) -> Stages:
-        """Return the values of the strategies at indices ``which``, out of ``count``."""
+        """Return the seconds of the strategies at indices ``which``, out of ``count``; a plain
+        number holds for every strategy."""
         columns = {one.name: np.broadcast_to(getattr(self, one.name), (count,)) for one in fields(self)}
         return Stages(**{name: column[which] for name, column in columns.items()})
 
@@ -84,7 +85,8 @@ class Stages:
         return layers * self.forward + more, back, layers * share + (own - layers) * weight
 
     def by_place(self, pp: Any) -> Any:
-        """Return the parts of the first, an inner and the last pp rank, [9, points]."""
+        """Return the seconds of forward, input gradient and weight gradient on the first, an inner
+        and the last pp rank: [9, points]."""
         layers = self.layers(pp)
         each = ((self.first, 1 / 3), (layers, 0.0), (self.last, self.head_weight))
         return np.stack(np.broadcast_arrays(*(part for own, share in each for part in self.parts(own, layers, share))))
@@ -296,7 +298,7 @@ def waiting_seconds(stages: Stages, points: StrategyTable) -> Seconds:
 
 class Form(NamedTuple):
     """Closed form of a schedule's seconds. seconds: of a step's micro-batches without transfers.
-    beside: True if transfers overlap with computation."""
+    overlaps_transfers: True if transfers overlap with computation."""
 
     seconds: Callable[[Stages, StrategyTable], Seconds]
     overlaps_transfers: bool = False
@@ -358,8 +360,9 @@ def chain_seconds(points: StrategyTable, parts: Counts, transfer: Any) -> Second
 
 
 def _counts(points: StrategyTable, which: Ints) -> Counts:
-    """Return [chains, 10]: a chain's ops by pp rank and kind, and its transfers. which: strategies
-    of one pipeline."""
+    """Return [chains, 10]: how many ops of each kind (first, inner, last pp rank x forward, input
+    gradient, weight gradient) a longest chain has, and how many transfers. which: strategies of one
+    pipeline."""
     at = points.row(int(which[0]))
     name, pp, count = NAMES[at["schedule"]], at["pp"], at["num_micro"]
     chunks = num_stages(name, pp, at["virtual"]) // pp
@@ -396,8 +399,8 @@ def _chains(name: str, pp: int, chunks: int, count: int) -> Counts:
 
 
 class _Timed(NamedTuple):
-    """An op by numbers. parts: its rows in ``PROBES``. before: the previous op on its pp rank, or
-    -1. awaits: ops of other pp ranks that it waits for."""
+    """A computation of a schedule, by numbers. parts: its indices in a row of ``PROBES``. before:
+    the previous op on its pp rank, or -1. awaits: ops of other pp ranks that it waits for."""
 
     parts: tuple[int, ...]
     before: int

@@ -141,8 +141,9 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
 
 
 def _wire(kind: Kind, whole: Seconds, n: Seconds, together: Seconds) -> Seconds:
-    """Return the bytes that a rank moves over one tier. together: ranks of the group in each of the
-    tier's subgroups."""
+    """Return the bytes that a rank moves over one network tier. whole: bytes of the tensor. n:
+    ranks of the group that the tier connects. together: ranks of the group in each of the tier's
+    subgroups."""
     if kind == "broadcast":
         return whole / together
     if kind == "all_to_all":  # a rank's own tensor, without the part that stays within the subgroup
@@ -189,7 +190,7 @@ def _links(cluster: Cluster, tier: int) -> Links:
 
 
 def _columns(*values: ArrayLike) -> list[Seconds]:
-    """Return the values as float arrays of one shape."""
+    """Return the values as float arrays, broadcast to one shape."""
     arrays: list[Any] = [np.asarray(value, dtype=np.float64) for value in values]
     return list(np.broadcast_arrays(*arrays))
 

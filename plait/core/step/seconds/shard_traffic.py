@@ -45,7 +45,8 @@ def expert_factor(factor: Any, ep: Any, tp: Any = 1) -> Any:
 
 def of_experts(points: StrategyTable, whole: Any = False) -> StrategyTable:
     """Return the strategies with the degrees of routed experts: fewer replicas, a larger stride,
-    sharding factors over these replicas. whole: as ``Options.experts_whole``."""
+    sharding factors over these replicas. whole: True if tensor parallelism does not split
+    experts."""
     ep, among = points.ep, np.where(whole, points.tp, 1)
     factors: dict[str, Ints] = {
         name: expert_factor(getattr(points, name), ep, among) for name in ("params", "grads", "optim", "secondary")

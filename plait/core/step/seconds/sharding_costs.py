@@ -29,7 +29,7 @@ from plait.core.step.seconds.shard_traffic import expert_factor, of_experts
 from plait.core.step.step import PipelineRank
 
 Number = Any
-"""A number, or an array with one number per strategy."""
+"""A number, or an array with one number for each strategy."""
 
 
 class MatrixKind(NamedTuple):
@@ -79,12 +79,14 @@ def kinds_at(place: PipelineRank) -> list[MatrixKind]:
 
 
 def group_at(place: PipelineRank) -> tuple[Number, Number]:
-    """Return ``group_of`` for a pp rank."""
+    """Return (number of ranks that share a pp rank's matrices, number of parts each matrix is cut
+    into)."""
     return group_of(place.mesh.tp, place.mesh.replicas, place.sharding.optim)
 
 
 def ways(ranks: Number, parts: Number) -> tuple[Number, Number]:
-    """Return (way in, way out) of a matrix as fractions of the matrix.
+    """Return (bytes sent to a matrix's owner, bytes sent back by it), as fractions of the matrix.
+    ranks: ranks that share matrices. parts: parts each matrix is cut into.
 
     >>> ways(4, 2)
     (0.5, 1.5)

@@ -41,12 +41,12 @@ class StepEnd:
 
     @property
     def points(self) -> StrategyTable:
-        """The strategies."""
+        """The strategies, one element of each array for each."""
         return self.priced.points
 
     @cached_property
     def again(self) -> Seconds:
-        """Fraction of a stage's layers that are recomputed."""
+        """Fraction of a stage's layers whose activations are recomputed."""
         stage, limit = self.owners.inner / self.points.virtual, self.points.recompute_layers
         return np.where(limit < 0, 1.0, np.minimum(1, limit / stage))
 
@@ -113,9 +113,9 @@ class StepEnd:
         return self.batch.shard_forward + self.batch.shard_backward
 
     def _gathering(self, sent: Seconds) -> Seconds:
-        """Return the exposed seconds in the backward of a layer whose parameters are gathered.
-        sent: seconds of gathers and reductions. A recomputed layer gathers attention's parameters
-        first, which waits for less."""
+        """Return the exposed seconds of gathers and reductions in the backward of a layer whose
+        parameters are gathered. sent: seconds of gathers and reductions. A recomputed layer gathers
+        attention's parameters first, which waits for less."""
         own = self._backward
         core = self.batch.attention_backward + self.again * self.batch.attention_again
         chain = np.where(self.points.recompute == FULL, 0.0, self.priced.model.mlp_share * (own - core + sent))
@@ -178,8 +178,8 @@ class StepEnd:
 
     @cached_property
     def _host(self) -> Seconds:
-        """Seconds by which the host is late per layer of the list with reductions, unless other
-        waits give it time."""
+        """Seconds by which the host is late for each layer of the list with reductions, unless
+        other waits give it time."""
         return np.maximum(0, np.where(self.split, self.batch.late_weights, self.behind))
 
     @cached_property
@@ -230,7 +230,8 @@ class StepEnd:
         return np.where(self.flows, flown, np.where(gathers, layers * queued, self._slowdown(busy, other, sent)))
 
     def _turned_more(self, each: Seconds) -> Seconds:
-        """Return ``_more`` for zb-v. each: seconds of one layer's list.
+        """Return the seconds that reductions at a step's end add to computation in zb-v. each:
+        seconds of one layer's list.
 
         The first stage's reductions overlap with its last weight gradients. Both stages' reductions
         also overlap with all that the first stage computes until then.
@@ -258,8 +259,8 @@ class StepEnd:
         return self._together(busy, other + sent) - self._together(busy, other)
 
     def _met(self) -> Seconds:
-        """Return the fraction of a backward in which exposed collectives share links with
-        reductions: both then take twice as long."""
+        """Return, by strategy, the fraction of a backward in which exposed collectives share links
+        with reductions: both then take twice as long."""
         points, batch, tier_of = self.points, self.batch, self.priced.cluster.tier_of
         links = tier_of(points.tp * points.replicas)
         same = batch.tp * (tier_of(points.tp) == links) + batch.cp * (tier_of(points.tp * points.cp) == links)
