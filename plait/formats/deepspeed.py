@@ -29,7 +29,8 @@ AUTOCAST = ("torch_autocast.enabled", "amp.enabled")
 
 
 def size(parsed: ParsedConfig, key: str, value: Any) -> int:
-    """Return a number of sequences. Raises JobError for text and for numbers below 1."""
+    """Return a number of sequences, such as a batch size. Raises JobError for text and for numbers
+    below 1."""
     if isinstance(value, str):
         raise parsed.refuse(key, f"'{value}' is a text", "Write the number without quotes")
     return count(parsed, key, value)
@@ -93,7 +94,7 @@ dataloader_drop_last use_node_local_storage amp.opt_level torch_autocast.lower_p
 
 
 def _with_tables(names: str) -> dict[str, Any]:
-    """Return the names, and a pattern for all keys of a table with each name."""
+    """Return the names, with a pattern ``NAME.*`` for all keys of a table of each name."""
     return dict.fromkeys([*names.split(), *(f"{name}.*" for name in names.split())], ANY)
 
 

@@ -54,8 +54,8 @@ _VERB = re.compile(r"(?:\w+:)?(\w+)(?: (\d+)(->|<-)(\d+))?$")
 
 
 class DumpGroup(NamedTuple):
-    """A process group. label: the description. ranks: members in their order; empty if the dump
-    lacks them."""
+    """A process group in a dump. name: its name in PyTorch. label: its description. ranks: members
+    in their order; empty if the dump lacks them."""
 
     name: str
     label: str
@@ -121,7 +121,8 @@ class Dump:
     doubts: list[str] = field(default_factory=list[str])
 
     def add(self, value: Any) -> None:
-        """Add one of ``entries``. Raises ValueError for too many entries or tensors."""
+        """Add one element of the dump's ``entries``. Raises ValueError for too many entries or
+        tensors."""
         if len(self.entries) >= MOST_ENTRIES:
             raise ValueError(f"it has more than {MOST_ENTRIES} entries, the most that are read")
         told = [value.get(key) for key in ("input_sizes", "output_sizes")] if isinstance(value, dict) else []

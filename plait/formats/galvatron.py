@@ -62,7 +62,8 @@ def galvatron(values: Any, file: str, date: str) -> Profile:
 
 
 def _entry(key: str, value: Any, file: str, world: int, per_node: int) -> tuple[CollectiveKind, Group, int, float]:
-    """Return kind, group, bytes and seconds of one measurement."""
+    """Return (kind, process group, bytes, seconds) of one measurement. Raises JobError for a key or
+    value that Galvatron does not write."""
     number = positive(value, file, key)
     if match := _TIME.fullmatch(key):  # milliseconds, by a rank's MiB, of neighbouring ranks
         kind: CollectiveKind = "all_reduce" if match[1] == "allreduce" else "all_to_all"

@@ -45,7 +45,9 @@ WIDTHS = {"int8": 1, "uint8": 1, "char": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "f8e4m
 
 
 class Measurement(NamedTuple):
-    """One measurement of a row. wrong: the number of wrong elements, as printed in the file."""
+    """Time and bandwidth that one row of a table reports, out of place or in place. of_processor:
+    True if the time was measured on the CPU. wrong: the number of wrong elements, as printed in the
+    file."""
 
     time: Any
     bandwidth: Any
@@ -80,8 +82,8 @@ class Runs:
         return JobError(problem, file=self.file, key=where, fix=fix)
 
     def add(self, test: str, ranks: tuple[Group, int], size: int, seconds: float) -> None:
-        """Add a sample. size: bytes as the test prints them; for an all-to-all, the bytes of one
-        rank."""
+        """Add one measured time in seconds to the samples. size: bytes as the test prints them; for
+        an all-to-all, the bytes of one rank."""
         group, per_node = ranks
         whole = size * group.ranks if test == "alltoall" else size
         self.samples.setdefault((test, group, per_node), {}).setdefault(whole, []).append(seconds)
@@ -195,7 +197,7 @@ def points_of(samples: Mapping[int, Sequence[float]]) -> tuple[Point, ...]:
 
 
 def version_of(code: int) -> str:
-    """Return the version for NCCL's version number.
+    """Return the version of NCCL as text, for its number.
 
     >>> version_of(22803)
     '2.28.3'
@@ -215,8 +217,8 @@ def _is_wrong(count: Any) -> bool:
 
 
 def group_of(runs: Runs, where: str) -> tuple[Group, int]:
-    """Return the group of the ranks that a run names, and the ranks per node. Raises JobError if
-    ranks are missing."""
+    """Return (process group, ranks per node) of the ranks that a run of the tests names. Raises
+    JobError if ranks are missing."""
     ranks = runs.ranks
     members = next(iter(ranks.values()), {})
     if len(members) < 2:

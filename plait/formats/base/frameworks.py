@@ -106,7 +106,7 @@ Mask = NDArray[np.bool_]
 
 class Rule(NamedTuple):
     """A constraint on strategies. sentence, key, fix: message, job key and advice for a strategy
-    that breaks it. scheduling: whether it concerns only pp, micro-batches and schedule. search: the
+    that breaks it. scheduling: True if it concerns only pp, micro-batches and schedule. search: the
     model part for which a search applies the rule; a fixed strategy that breaks such a rule still
     runs, but differently. Empty: the rule always applies."""
 
@@ -119,19 +119,19 @@ class Rule(NamedTuple):
 
 
 def _whole(points: StrategyTable) -> Mask:
-    """True if parameters and gradients are unsharded."""
+    """Return a mask of the strategies whose parameters and gradients are unsharded."""
     return (points.params == 1) & (points.grads == 1)
 
 
 def _alike(points: StrategyTable) -> Mask:
-    """True if gradients are sharded as optimizer states are, and parameters are sharded alike or
-    not at all."""
+    """Return a mask of the strategies whose gradients are sharded like the optimizer states, and
+    whose parameters are sharded like these or not at all."""
     return (points.grads == points.optim) & ((points.params == points.optim) | (points.params == 1))
 
 
 def _zero(points: StrategyTable) -> Mask:
-    """True if parameters, gradients and optimizer states are each unsharded or sharded over all
-    replicas."""
+    """Return a mask of the strategies whose parameters, gradients and optimizer states are each
+    unsharded or sharded over all replicas."""
     kept = np.ones(len(points), dtype=bool)
     for factor in (points.params, points.grads, points.optim):
         kept &= (factor == 1) | (factor == points.replicas)
@@ -139,20 +139,20 @@ def _zero(points: StrategyTable) -> Mask:
 
 
 def _grouped(points: StrategyTable) -> Mask:
-    """True unless the schedule is interleaved and its micro-batches do not divide into groups of
-    pp."""
+    """Return a mask that is False for interleaved schedules whose micro-batches do not divide into
+    groups of pp."""
     return (points.schedule != _INTERLEAVED) | (points.num_micro % points.pp == 0)
 
 
 def _rounded(points: StrategyTable) -> Mask:
-    """True unless the schedule is interleaved and its micro-batches do not divide into
+    """Return a mask that is False for interleaved schedules whose micro-batches do not divide into
     micro-batches // pp equal groups (at least one group)."""
     rounds = np.maximum(1, points.num_micro // points.pp)
     return (points.schedule != _INTERLEAVED) | (points.num_micro % rounds == 0)
 
 
 def _filled(points: StrategyTable) -> Mask:
-    """True unless the schedule is 1F1B with fewer micro-batches than pipeline ranks."""
+    """Return a mask that is False for 1F1B with fewer micro-batches than pipeline ranks."""
     plain = points.schedule == SCHEDULES.index("1f1b")
     return ~plain | (points.num_micro >= points.pp)
 
@@ -170,9 +170,9 @@ GROUPS = "strategy.virtual_stages"
 @dataclass(frozen=True, kw_only=True)
 class Framework:
     """A framework's strategies, memory and time. name: the word in a job. version: the version
-    described. options: memory and time options. values: possible values by column of ``Points``,
-    the default first; a column without an entry may have any. rules: constraints on several columns
-    at once."""
+    described. options: memory and time options. values: possible values by column of
+    ``StrategyTable``, the default first; a column without an entry may have any. rules: constraints
+    on several columns at once."""
 
     name: str
     version: str
@@ -181,8 +181,8 @@ class Framework:
     rules: Sequence[Rule]
 
     def feasible(self, points: StrategyTable, model: ModelSpec | None = None) -> Mask:
-        """Return for every strategy whether it keeps the rules. model: the model of a search; None
-        leaves out the rules that apply to searches alone."""
+        """Return a mask of the strategies that keep the framework's rules. model: the model of a
+        search; None leaves out the rules that apply to searches alone."""
         kept = np.ones(len(points), dtype=bool)
         for rule in self.rules:
             if not rule.search or (model and getattr(model, rule.search)):
@@ -244,7 +244,7 @@ KEYS = {
     "recompute_layers": "strategy.recompute", "ring": "strategy.cp_comm_type", "shard_overlap": "strategy.overlap",
     "graphs": "strategy.cuda_graphs",
 }  # fmt: skip
-"""A job's keys by column of ``Points``, for columns named otherwise than their key."""
+"""A job's keys by column of ``StrategyTable``, for columns named otherwise than their key."""
 WORDS: Mapping[str, Sequence[str]] = {
     "schedule": SCHEDULES, "recompute": RECOMPUTES, "overlap": OVERLAPS, "graphs": ("false", "true"),
 }  # fmt: skip
@@ -259,10 +259,11 @@ def _numbers(words: Sequence[str], *wanted: str) -> tuple[int, ...]:
 
 
 UNSLICED: Mapping[str, Sequence[int]] = {"p1": (1,), "p2": (1,), "secondary": (0,)}
-"""Values of all other frameworks: no Domino slices, and no secondary copy of parameters."""
+"""Values of ``StrategyTable`` columns in all other frameworks: no Domino slices, and no secondary
+copy of parameters."""
 UNCAPTURED: Mapping[str, Sequence[int]] = {"graphs": (0,)}
-"""Values without CUDA graphs. Only Plait captures the segments between collectives; Megatron-LM's
-graphs also contain the collectives."""
+"""Value of the ``graphs`` column without CUDA graphs. Only Plait captures the segments between
+collectives; Megatron-LM's graphs also contain the collectives."""
 FRAMEWORKS: Mapping[str, Framework] = {
     "megatron": Framework(
         name="megatron",

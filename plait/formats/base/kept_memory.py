@@ -69,8 +69,8 @@ class FrameworkMemory(MemoryOptions):
         return np.where(recompute == FULL, NONE, found) if self.whole_layers else found
 
     def change(self, rows: SizedPoints, sizes: SizeRow) -> None:
-        """Change Plait's sizes in ``sizes``: a layer's kept bytes, working sets of both passes, and
-        the loss."""
+        """Change, in place, the bytes in ``sizes`` that Plait's own runs have to this framework's:
+        a layer's kept bytes, working sets of both passes, and the loss."""
         points, model, tokens, stream = rows.points, rows.model, rows.tokens, rows.stream
         recompute, flat = points.recompute, points.sequence_parallel > 0
         more = self.stream_bytes * stream - self._left_out(rows)

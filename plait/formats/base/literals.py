@@ -23,7 +23,7 @@ DEEPEST = 8
 """The greatest depth of nested calls that is followed."""
 _UNKNOWN = object()
 COPIES = ("replace", "dataclasses.replace", "copy.deepcopy", "deepcopy", "copy.copy")
-"""Functions whose result keeps every setting of their argument that they do not change."""
+"""Functions that return a copy of their argument with every setting that they do not change."""
 PRINTING = ("print", "pprint", "len", "repr", "str", "isinstance", "setattr")
 """Functions that change nothing in their arguments, and ``setattr``, whose change is read."""
 ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
@@ -349,7 +349,8 @@ class _LiteralReader:
         return _UNKNOWN
 
     def joined(self, parts: Sequence[ast.expr], known: Mapping[str, Any], *, ends: bool) -> Any:
-        """Return the operand that decides an ``and``, or, with ``ends``, an ``or``."""
+        """Return the operand that decides an ``and`` expression, or an ``or`` expression if
+        ``ends``; ``_UNKNOWN`` if a run decides."""
         told: Any = not ends
         for part in parts:
             told = self.value(part, known)

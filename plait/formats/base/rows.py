@@ -34,7 +34,7 @@ def verbatim(_: ParsedConfig, __: str, value: Any) -> Any:
 
 
 def switch(_: ParsedConfig, __: str, ___: Any) -> bool:
-    """Return True: the setting is on wherever it occurs."""
+    """Return True: a flag without a value is on wherever it occurs."""
     return True
 
 
@@ -82,7 +82,8 @@ part = partial(Row, part=True)
 
 
 class Settings(dict[str, Any]):
-    """Settings' values by name; a missing setting has its row's default."""
+    """Values of a framework's settings, by name; a missing setting has the default of its table
+    row."""
 
     def __init__(self, rows: Mapping[str, Row], values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -115,7 +116,7 @@ class Table:
 
     @cached_property
     def named(self) -> dict[str, Row]:
-        """Rows by name."""
+        """Rows of the table, by the setting's name."""
         return {row.name: row for row in self.rows if row.name}
 
     @cached_property

@@ -36,8 +36,8 @@ _SLURM_ALWAYS = (
 _NODES = ("nnodes", "num-nodes", "nodes")
 _EACH = ("nproc-per-node", "num-gpus", "gpus-per-node", "gres", "ntasks-per-node")
 _TOTAL = ("num-processes", "np", "ntasks")
-"""Launcher flags with the number of nodes, of ranks per node, and of all ranks; the first flag
-present counts."""
+"""Names of launcher flags: ``_NODES`` count nodes, ``_EACH`` ranks per node, ``_TOTAL`` all ranks.
+Of each list, the first flag present counts."""
 _SHORT = {"-N": "--nodes", "-n": "--ntasks", "-np": "--np"}
 _LAUNCHERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed|accelerate|srun|mpirun|mpiexec)$")
 

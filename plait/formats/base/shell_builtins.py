@@ -80,7 +80,8 @@ class Shell(Words):
         return "" if UNKNOWN in folder + name else os.path.normpath(os.path.join(folder, name))
 
     def show(self, text: str | None) -> bool:
-        """Print a text, or None for unknown output; return True as status."""
+        """Append a text to the shell's captured output, or None for unknown output; return True as
+        exit status."""
         if self.printed is not None:
             self.printed += (text,)
         return True

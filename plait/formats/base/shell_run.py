@@ -49,8 +49,8 @@ def follow_script(text: str, file: str, variables: Mapping[str, str]) -> list[Sh
 
 
 def _program(text: str, shell: Shell, *, lines: bool = False) -> list[Node]:
-    """Return the commands of a text, and add the names that these commands set to the shell's own
-    names."""
+    """Return the commands of a script's text, and add the variables that they set to the shell's
+    own names."""
     tree, fresh, more = parse(text, lines=lines), set[str](), set[str]()
     for node in walk(tree):
         declared = node.Type == "DeclClause" and node.Variant.Value != "local"
@@ -185,7 +185,8 @@ def _source(node: Node, last: Node) -> str:
 
 
 def _ways(shell: Shell, source: str) -> list[Shell]:
-    """Return the shell; if only a run decides its status, return one shell for each outcome."""
+    """Return shells to continue with after a command: the shell itself, or, if only a run decides
+    its exit status, one copy for each outcome."""
     if shell.status is not None or shell.flow:
         return [shell]
     other = shell.copy()

@@ -455,8 +455,8 @@ def _unary(how: str, text: str) -> bool | None:
 
 
 def combine(sides: Sequence[bool | None], *, ends: bool) -> bool | None:
-    """Combine several conditions. ends: the outcome of one condition that decides all: True for or,
-    False for and."""
+    """Return the outcome of several conditions joined by ``&&`` or ``||``; None if only a run
+    decides. ends: the outcome of one condition that decides all: True for or, False for and."""
     return ends if ends in sides else None if None in sides else not ends
 
 
@@ -467,7 +467,8 @@ def _sets(node: Node) -> bool:
 
 
 def _literal(text: str, *, first: bool) -> Iterator[Piece]:
-    """Yield the parts of unquoted letters."""
+    """Yield the pieces of unquoted text in a word. first: True at the word's beginning, where ``~``
+    may stand."""
     for found in re.finditer(rf"\\(.)|({ATOM.pattern})|[^\\{UNKNOWN}]+", text, re.DOTALL):
         if first and not found.start() and found[0][0] == "~":
             yield Piece(unknown("~"))

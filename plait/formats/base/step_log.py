@@ -29,7 +29,7 @@ LEAST, MOST = 1e-9, 1e9
 WARM = 3
 """Warm-up: the number of first steps of a run that are left out."""
 FEWEST = 3
-"""The least number of lines that must remain."""
+"""Least number of step lines that must remain in a log to take their median."""
 FAR, LEAST_FAR = 5.0, 0.1
 DEVIATION = 1.4826
 """A normal distribution's standard deviation divided by its median absolute deviation."""
@@ -40,8 +40,9 @@ MOST_LINES = 1_000_000
 
 
 class StepLine(NamedTuple):
-    """One line's step. step: the step's number. seconds: of one step, the mean since the line
-    before. batch: sequences per step, None if the line has no batch size."""
+    """The step that a line of a training log reports. step: the step's number. seconds: of one
+    step, the mean since the line before. batch: sequences per step, None if the line has no batch
+    size."""
 
     step: int
     seconds: float
@@ -140,6 +141,6 @@ def _without_outliers(seconds: Sequence[float]) -> list[float]:
 
 
 def _deviation(seconds: Sequence[float]) -> float:
-    """Return the robust relative standard deviation."""
+    """Return the robust standard deviation of step times, relative to their median."""
     middle = statistics.median(seconds)
     return DEVIATION * statistics.median(abs(math.log(one / middle)) for one in seconds)

@@ -77,8 +77,8 @@ def _is_job(value: Any) -> bool:
 
 
 def _took(jobs: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return every job's seconds on its GPUs, and notes on the handling of jobs with several
-    attempts."""
+    """Return (running time of every job in seconds, notes on how jobs with several attempts are
+    counted)."""
     took = pandas().Series(seconds(jobs["end"]) - seconds(jobs["start"]), index=jobs.index)
     several = jobs["attempts"].map(len) > 1
     uneven = several & jobs["attempts"].map(lambda each: len({gpus for *_, gpus in each}) > 1)
@@ -132,7 +132,7 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 MOST = Most(size=256 << 20)
-"""The largest unpacked file."""
+"""Limits of a trace file: at most 256 MiB unpacked."""
 MOST_ROWS, MOST_COLUMNS = 2_000_000, 500
 COLUMNS = {
     "submit": ("submit", "submit_time"),
@@ -178,7 +178,7 @@ class TraceForm:
     assumptions: tuple[str, ...] = ()
 
     def matches(self, names: Sequence[str]) -> bool:
-        """True if a table has all columns of the form."""
+        """Return True if a table's column names include all columns of the form."""
         return {*self.columns.values(), *self.marks} <= set(names)
 
 

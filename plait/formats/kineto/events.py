@@ -51,7 +51,7 @@ WORK = ("kernels", "copies", "operators")
 CODES = {kind: code for code, kind in enumerate(dict.fromkeys(KINDS.values()))}
 LONGEST_NAME = 60
 LONGEST_KEPT = 200
-"""The number of characters of a name that are kept."""
+"""Number of characters to which the names of events are cut."""
 MOST_EVENTS, MOST_COLLECTIVES = 1_000_000, 300_000
 """The largest numbers of events and collectives in a trace; reading and analysis then take five
 seconds and 600 MB."""
@@ -72,9 +72,9 @@ MOST = 2**53
 
 class Comm(NamedTuple):
     """A collective or message as recorded in a trace. group, label, ranks: name, description and
-    members of the process group, empty if unknown. place: the rank that recorded the event, None if
-    unknown. source, target: the ranks of a message. bytes, bytes_out: input and output bytes, 0 if
-    unknown."""
+    members of the process group, empty if unknown. place: global rank that recorded the event, None
+    if unknown. source, target: the ranks of a message. bytes, bytes_out: input and output bytes, 0
+    if unknown."""
 
     name: str
     group: str

@@ -34,7 +34,7 @@ from plait.core.model.precision import Precision
 from plait.formats.kineto.events import Comm, Ops, TraceEvents
 
 FEWEST = 3
-"""The least number of collectives of one size and group."""
+"""Least number of recorded collectives of one size and group of which the shortest is taken."""
 PRODUCTS: Mapping[str, int] = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}
 """Operators of one matrix product, with the index of the input that is the left matrix."""
 PRECISIONS: Mapping[str, Precision] = {
@@ -222,8 +222,8 @@ def _curves(kernels: Ops, sent: np.ndarray, source: str, ranks_per_node: int, wo
 
 
 def _collective(comm: Comm | None) -> tuple[CollectiveKind, int, tuple[int, ...]] | None:
-    """Return kind, bytes of the whole tensor, and ranks; None for collectives that no plan uses,
-    and for unevenly spaced ranks."""
+    """Return (kind, bytes of the whole tensor, ranks of the group) of a collective; None for
+    collectives that no plan uses, and for unevenly spaced ranks."""
     if comm is None or comm.name.lower() not in COLLECTIVES or len(comm.ranks) < 2:
         return None
     kind, side = COLLECTIVES[comm.name.lower()]

@@ -108,7 +108,8 @@ class _Launches:
 
     @staticmethod
     def _first(rows: np.ndarray, keys: np.ndarray) -> dict[int, int]:
-        """Return the first event with each key; keys below 0 mean none."""
+        """Return the first event (its index) by key. rows: events. keys: the key of each; keys
+        below 0 mean none."""
         rows = rows[keys[rows] >= 0][::-1]
         return dict(zip(keys[rows].tolist(), rows.tolist(), strict=True))
 
@@ -162,7 +163,8 @@ def _ranges_around(ops: Ops, rows: np.ndarray) -> np.ndarray:
 
 
 def _row(ops: Ops, row: int, launches: _Launches, around: int, rank: int | None) -> tuple[Any, ...]:
-    """Return a kernel's row of ``table_of``, and whether its process group is unknown."""
+    """Return (row of ``table_of`` for a communication kernel, True if its process group is
+    unknown). around: the communication range around it, -1 for none."""
     around_it = [] if ops.comm[row] >= 0 else launches.comm_operators(row)
     said = next((one for one in (row, *around_it) if ops.comm_of(one)), -1)
     named = [ops.name_of(one) for one in (*around_it, *([around] if around >= 0 else []))]
@@ -274,8 +276,8 @@ def _ends(name: str, comm: Comm | None, ranks: Sequence[int], rank: int | None) 
 
 
 def plain(name: str) -> str:
-    """Return a name without its prefix: ``all_reduce`` for ``nccl:all_reduce``, ``allreduce`` for
-    ``c10d::allreduce_``."""
+    """Return an operator's name without its backend's prefix: ``all_reduce`` for
+    ``nccl:all_reduce``, ``allreduce`` for ``c10d::allreduce_``."""
     return re.sub(r"^(\w+::?)+", "", name).removesuffix("_")
 
 

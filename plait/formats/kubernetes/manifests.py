@@ -248,9 +248,9 @@ def _pod(run: PodRun) -> Object:
 
 
 def _affinity(run: PodRun) -> Object:
-    """Return the pods' affinity: prefer hosts of the rank table, and, if there are spare nodes,
-    require these or the table's hosts; keep exclusive pods apart from other Plait runs. The order
-    of pods on hosts is free, because node ranks follow the hosts. Kueue's topologies ignore
+    """Return the pods' affinity. Pods prefer hosts of the rank table, and, if there are spare
+    nodes, require these or the table's hosts; keep exclusive pods apart from other Plait runs. The
+    order of pods on hosts is free, because node ranks follow the hosts. Kueue's topologies ignore
     anti-affinity, but requested GPUs also keep pods apart."""
     one, found = run.settings, Object()
     if one.exclusive and not (one.kueue_topology and one.gpus):

@@ -1,7 +1,6 @@
 """Writer of a strategy and its model as Megatron-LM's command line: flags of ``arguments.py`` at
 commit d98e8a64 (22 August 2026), by the rows of ``flags``, and by the functions here for settings
-that take several flags.
-"""
+that take several flags."""
 
 from __future__ import annotations
 
@@ -188,7 +187,8 @@ def _keep_optimizer(words: WriterContext, flags: dict[str, Any]) -> None:
 
 
 def _listed(flags: dict[str, Any]) -> Flags:
-    """Return the flags with their values as texts, as on a command line."""
+    """Return flags with their values as texts, as on a command line; a flag that is True has no
+    values."""
     return {name: () if value is True else tuple(map(str, _several(value))) for name, value in flags.items()}
 
 

@@ -51,7 +51,8 @@ OTHER_PROGRAMS = (
     "bert_", "biencoder_", "dino_", "ict_", "img_", "indexer_", "inference_", "retro_", "rl_", "retriever_", "vision_",
     "mask_", "mamba_", "encoder_", "decoder_seq", "hybrid_", "muon_", "swin_", "nccl_",
 )  # fmt: skip
-"""Prefixes of arguments of other models and programs."""
+"""Prefixes of arguments that belong to other models and programs, and do not affect training of a
+GPT model."""
 NAMES = {"apply_rope_fusion": "rope-fusion", "overlap_p2p_comm": "overlap-p2p-communication", "fp4": "fp4-format",
          "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank"}  # fmt: skip
 """Flags by argument, for flags named otherwise than the argument."""
@@ -181,7 +182,8 @@ def _moot(printed: Mapping[str, str]) -> set[str]:
 
 
 def _switch(name: str, flag: str, *, on: bool) -> Iterator[Argument]:
-    """Yield a flag that is on, or a flag that turns off a default."""
+    """Yield the flag that turns a switch on, or the one that turns off a default; none if the
+    switch has its default."""
     negative = INVERSE.get(name, f"no-{flag}")
     if FLAGS.knows(negative) and negative not in VALUES:
         if not on:

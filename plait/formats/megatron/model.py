@@ -14,7 +14,7 @@ from plait.formats.megatron.flags import LATENT, LLAMA, ROPE_ORIGINAL
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256}
 """Vocabulary sizes of tokenizers with one fixed vocabulary."""
 GROUPS = 1
-"""The default number of query groups (``TransformerConfig.num_query_groups``)."""
+"""Default number of query groups (``TransformerConfig.num_query_groups``)."""
 
 
 def read_model(parsed: ParsedConfig, flags: Settings) -> None:

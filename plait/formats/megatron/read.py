@@ -62,7 +62,7 @@ def _check(parsed: ParsedConfig, flags: Mapping[str, Sequence[str]], rules: Sequ
 
 
 def _settings(parsed: ParsedConfig, arguments: Sequence[Argument]) -> Iterator[tuple[str, Any, str]]:
-    """Yield name, value and text of each flag; of a repeated flag the last."""
+    """Yield (name, value, text) of each flag; of a repeated flag the last."""
     last = {one.name: one for one in arguments}
     for one in arguments:
         name = one.name

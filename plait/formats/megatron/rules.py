@@ -42,7 +42,7 @@ def degree(flags: Flags, name: str) -> int:
 
 
 def rounds(flags: Flags) -> bool:
-    """True if a rank has, or may have, several pipeline stages."""
+    """Return True if a rank has, or may have, several pipeline stages (virtual stages)."""
     several = "num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage"
     return any(name in flags for name in (*several, "pipeline-model-parallel-layout"))
 

@@ -146,8 +146,8 @@ def _comment(log: _Log, line: str, where: str) -> bool:
 
 
 def _another_run(log: _Log, where: str, *, surely: bool = False) -> None:
-    """Forget the ranks of the run before if a table followed them: a rank line after a table begins
-    another run."""
+    """Forget the ranks of the previous run of the tests if a table followed them: a rank line after
+    a table begins another run."""
     if log.seen_table or surely:
         _close(log, where, broken=True)
         log.runs.ranks, log.torn_rank, log.seen_table = {}, "", False

@@ -80,7 +80,8 @@ class _Wires:
         return names
 
     def _at(self, where: str, key: str) -> str:
-        """Return the position for messages: a line, or a key of YAML."""
+        """Return where an error is, for messages: a line of topology.conf, or a key of YAML below
+        ``where``."""
         return where if where.startswith("line ") else f"{where}.{key}"
 
     def switch(self, name: str, below: object, nodes: object, where: str) -> None:

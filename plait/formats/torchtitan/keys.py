@@ -1,7 +1,6 @@
 """torchtitan's settings as table rows, shared by reader and writer: of Python modules like its
 ``config_registry`` (0.3.0, 2026), and of the TOML files used until February 2026. Both have the
-same tables and nearly the same keys.
-"""
+same tables and nearly the same keys."""
 
 from __future__ import annotations
 
@@ -43,9 +42,8 @@ DETAILS: dict[str, dict[str, Any]] = {
     "llama3": SAME | {"vocab": 128256, "rope_theta": 500000.0, "norm_eps": 1e-5, "head_size": 128},
     "qwen3": SAME | {"vocab": 151936, "rope_theta": 1000000.0, "norm_eps": 1e-6, "head_size": 128},
 }
-"""Values common to all flavors of a family, in which another model may differ. All llama3 flavors
-have Llama
-3.1's rotary frequencies."""
+"""Values of model settings that all flavors of a torchtitan model family share, by family; another
+model may differ in them. All llama3 flavors have Llama 3.1's rotary frequencies."""
 
 LLAMA_ROPE = {"factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_positions": 8192}
 """The scaling of Llama 3.1."""

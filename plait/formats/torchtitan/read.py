@@ -150,8 +150,9 @@ BF16_MOMENTS = "fused_opt_states_bf16"
 
 
 def _loss(parsed: ParsedConfig, literals: Mapping[str, Any], values: Settings, *, python: bool, whole: bool) -> None:
-    """Set the number of parts of the loss; torchtitan of 2025 had one. A module must name its
-    loss."""
+    """Set the number of parts (chunks of the sequence) in which the loss is computed; torchtitan of
+    2025 had one. If a complete Python module names no loss, a note says that the default one, in
+    parts, is predicted."""
     loss = str(literals.get("config.loss", literals.get("loss", "")))
     if not python or (loss and "Chunked" not in loss):
         parsed.options["loss_chunks"] = 1
@@ -237,8 +238,8 @@ def _model(parsed: ParsedConfig, settings: LiteralSettings, *, python: bool) -> 
 
 
 def _degrees(parsed: ParsedConfig, values: Settings) -> None:
-    """Set shards, the replica's batch and overlap; the rows have set the degrees. Raises JobError
-    for asynchronous tensor parallelism without compilation."""
+    """Set the sharding factors, each replica's batch and the overlap; rows of the table have set
+    the degrees. Raises JobError for asynchronous tensor parallelism without compilation."""
     tp, pp, cp = (parsed.get(f"strategy.{name}") for name in ("tp", "pp", "cp"))
     copies, shard = (values[f"parallelism.data_parallel_{name}_degree"] for name in ("replicate", "shard"))
     if cp > 1:
@@ -385,7 +386,8 @@ def _recomputed(parsed: ParsedConfig, values: Settings, option: str) -> None:
 
 
 def _again(parsed: ParsedConfig, values: Settings, mode: str, option: str) -> float:
-    """Return the share of layers whose full recomputation represents a mode."""
+    """Return the share of a stage's layers that stands for a recomputation mode, if each is fully
+    recomputed."""
     if mode in ("none", "full"):
         return float(mode == "full")
     option = str(values.get("activation_checkpoint.selective_ac_option", option))
