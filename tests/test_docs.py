@@ -35,6 +35,14 @@ def test_every_file_that_a_document_names_exists(document: Path) -> None:
     assert named - there == set()
 
 
+def test_every_module_that_the_architecture_names_exists() -> None:
+    """``plan.make`` and ``step.memory.estimate`` alike, but no keys of a job."""
+    folders = (ROOT / "plait", ROOT / "plait" / "core")
+    named = re.findall(r"`([a-z]+)\.(?!toml|json)([a-z_.]+)`", (ROOT / "docs" / "ARCHITECTURE.md").read_text())
+    modules = [(base / first, rest) for first, rest in named for base in folders if (base / first).is_dir()]
+    assert [one for one in modules if not _exists(one[0] / one[1].replace(".", "/"))] == [] != modules
+
+
 README = (ROOT / "README.md").read_text()
 
 
