@@ -53,8 +53,9 @@ def _exact(flows: int, uplinks: int) -> float:
 
 
 def _none_above(flows: int, uplinks: int, level: int) -> float:
-    """Return the probability that no uplink has more than ``level`` flows. Uplinks are filled one
-    after the other: the number of remaining flows that the next one takes is binomial."""
+    """Return the probability that no uplink has more than ``level`` of ``flows`` flows. Uplinks are
+    filled one after the other: the number of remaining flows that the next one takes is binomial.
+    """
     chances = {flows: 1.0}  # flows left to the uplinks that follow
     for place in range(uplinks, 1, -1):
         following: dict[int, float] = {}
@@ -78,8 +79,8 @@ def _binomial(count: int, chance: float, most: int) -> tuple[float, ...]:
 
 
 def _large(flows: int, uplinks: int) -> float:
-    """Return the largest load for independent Poisson loads: E[max] is the sum over k of 1 - P(load
-    <= k)^uplinks."""
+    """Return the expected number of flows on the fullest uplink if loads are independent Poisson
+    variables: E[max] is the sum over k of 1 - P(load <= k)^uplinks."""
     mean = flows / uplinks
     term, below, expected, level = math.exp(-mean), 0.0, 0.0, 0
     if mean > 600:  # exp underflows; the tails are normal there

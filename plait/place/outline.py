@@ -23,8 +23,8 @@ _LONGEST = 32
 
 @dataclass(kw_only=True)
 class _Tree:
-    """A switch with counts of everything below it. shape: nodes and switches below it. form: also
-    the states of these nodes."""
+    """A switch in the tree of a topology, with counts of everything below it. shape: nodes and
+    switches below it, for comparing two switches. form: also the states of these nodes."""
 
     name: str
     depth: int
@@ -37,8 +37,9 @@ class _Tree:
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchRow:
-    """A row for one switch, or for ``count`` identical ones. leaves: of each switch. free, busy,
-    down: fewest and most nodes of one switch in that state."""
+    """A row of the printed tree: one switch, or ``count`` identical ones. leaves, nodes: number
+    below each switch. free, busy, down: fewest and most nodes of one switch in that state. bar: the
+    states as a bar of text."""
 
     label: str
     count: int
@@ -51,7 +52,7 @@ class SwitchRow:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row as texts, for a table."""
+        """The row's columns as text."""
         return (
             self.label,
             str(self.leaves),
@@ -65,8 +66,9 @@ HEADER = ("switch", "leaves", "nodes", "free", "busy", "down", "use")
 
 
 def outline(topology: Topology, level: Level | None = None) -> list[SwitchRow]:
-    """Return rows from the top down to a level; by default as deep as ``MOST_ROWS`` allows. If even
-    minipods are too many, those of one shape share a row."""
+    """Return the rows of the tree of switches, from the top down to ``level``; None: as deep as
+    ``MOST_ROWS`` rows allow. If even minipods are too many, those with equally many nodes share a
+    row."""
     top = _counted(topology)
     if level is not None:
         return _rows(top, topology.depth_of(level), "form")
@@ -97,8 +99,9 @@ def _counted(topology: Topology) -> _Tree:
 
 
 def _rows(top: _Tree, deepest: int, same: Literal["form", "shape"]) -> list[SwitchRow]:
-    """Return rows depth first; among identical neighbours only the first one's children are
-    shown."""
+    """Return the rows of the tree, depth first, down to depth ``deepest``; of identical
+    neighbouring switches only the first one's children are shown. same: the field of ``_Tree`` that
+    makes switches identical."""
     rows: list[SwitchRow] = []
     waiting = [([top], "", "")]
     while waiting:
@@ -143,7 +146,7 @@ def _row(group: Sequence[_Tree], indent: str) -> SwitchRow:
 
 
 def _bar(busy: int, down: int, nodes: int) -> str:
-    """Return a bar of busy, down and free nodes."""
+    """Return a bar of text whose parts show the busy, down and free ones of ``nodes`` nodes."""
     used = round(BAR * busy / nodes)
     lost = min(-(-BAR * down // nodes), BAR - used)
     return "█" * used + "x" * lost + "·" * (BAR - used - lost)

@@ -45,8 +45,8 @@ class NodeFilter:
 
 
 def pools_of(topology: Topology, wanted: NodeFilter) -> tuple[Pool, ...]:
-    """Return the pools of every minipod. Raises PlacementError if the topology lacks a name in
-    ``avoid``."""
+    """Return the usable nodes of each minipod as pools of interchangeable nodes. Raises
+    PlacementError if the topology lacks a name in ``avoid``."""
     switches = [switch.name for switch in topology.switches]
     if unknown := sorted(wanted.avoid - set(switches) - topology.places.keys()):
         raise PlacementError(f"The topology has neither a node nor a switch called {', '.join(unknown[:5])}.")
@@ -90,14 +90,14 @@ def _below(topology: Topology, names: Collection[str]) -> set[int]:
 
 
 def spots_of(topology: Topology, level: Level | None = None) -> dict[str, Spot]:
-    """Return the minipod and leaf of every node."""
+    """Return the minipod and leaf of every node, by the node's name."""
     above = topology.ancestors_at(level)
     names = [switch.name for switch in topology.switches]
     return {node.name: Spot(names[above[node.leaf]], names[node.leaf]) for node in topology.nodes}
 
 
 def types_of(topology: Topology) -> tuple[str, ...]:
-    """Return the GPU types of free nodes."""
+    """Return the GPU types of free nodes, without duplicates."""
     return tuple(sorted({node.hardware.device for node in topology.nodes if node.state.status == "free"}))
 
 
@@ -167,15 +167,17 @@ METHODS: Mapping[str, Method] = {"exact": exact, "cpsat": cpsat, "program": mip}
 
 
 def place(problem: Problem, method: str = "exact") -> Placement:
-    """Return the problem's placement by one of ``METHODS``. Raises PlacementError if there are too
-    few nodes, or if the method does not support the problem."""
+    """Return the problem's placement by one of ``METHODS``, with hosts, spreads and a lower bound
+    on the score. Raises PlacementError if there are too few nodes, for an unknown method, or if the
+    method does not support the problem."""
     if method not in METHODS:
         raise PlacementError(f"No method '{method}'{nearest(method, METHODS)}. Use one of {', '.join(METHODS)}.")
     return placed_by(problem, METHODS[method], method)
 
 
 def placed_by(problem: Problem, method: Method, name: str) -> Placement:
-    """Return the checked placement of any method. name: its name. Raises as ``place`` does."""
+    """Return the placement that ``method`` finds, checked. name: the method's name. Raises
+    PlacementError if there are too few nodes, or if the method does not support the problem."""
     problem.check_room()
     begun = time.perf_counter()
     answer = method(problem)
@@ -218,8 +220,8 @@ def placed_by(problem: Problem, method: Method, name: str) -> Placement:
 
 class PlacedHosts(NamedTuple):
     """Hosts of a placement. nodes: by node rank. spares: spare hosts in addition. preempted: those
-    of ``nodes`` that other jobs hold. row_leaves, column_leaves: leaves of the most spread PP group
-    and DP group."""
+    of ``nodes`` that other jobs hold. row_leaves, column_leaves: number of leaf switches that the
+    most spread PP group and DP group touch."""
 
     nodes: tuple[str, ...]
     spares: tuple[str, ...]
@@ -229,8 +231,8 @@ class PlacedHosts(NamedTuple):
 
 
 def hosts_of(problem: Problem, cells: Cells, row_spares: Sequence[int] = ()) -> PlacedHosts:
-    """Return the hosts of an assignment. row_spares: pools of the rows' spare nodes. Raises
-    PlacementError if the spares cannot be kept."""
+    """Return the hosts for the cells of an assignment. cells: the pool of each cell. row_spares:
+    pools of the PP groups' spare nodes. Raises PlacementError if the spares cannot be kept."""
     columns = len(problem.heights)
     widths = [columns]
     if any(len(pool.leaves) > 1 for pool in problem.pools):
@@ -248,8 +250,9 @@ def hosts_of(problem: Problem, cells: Cells, row_spares: Sequence[int] = ()) -> 
 
 
 def leaf_spread(problem: Problem, nodes: Sequence[str], leaf_of: Mapping[str, object]) -> tuple[int, int]:
-    """Return the number of leaves of the most spread row and column. nodes: hosts by node rank. A
-    host whose leaf is unknown, since another job holds it, counts as a leaf of its own."""
+    """Return the number of leaf switches that the most spread PP group and DP group touch. nodes:
+    hosts by node rank. A host whose leaf is unknown, since another job holds it, counts as a leaf
+    of its own."""
     each = problem.nodes_per_cell
     leaves = [{leaf_of.get(host, host) for host in nodes[at : at + each]} for at in range(0, len(nodes), each)]
     rows, columns = (
@@ -262,7 +265,8 @@ def leaf_spread(problem: Problem, nodes: Sequence[str], leaf_of: Mapping[str, ob
 def _filled(
     problem: Problem, cells: Cells, row_spares: Sequence[int], width: int, leaf_of: Mapping[str, object]
 ) -> PlacedHosts:
-    """Return hosts with leaves filled in bands of ``width`` columns."""
+    """Return the hosts for the cells of an assignment, with leaf switches filled in bands of
+    ``width`` columns (DP groups)."""
     places = {
         cell: (at / len(own), column) for column, own in enumerate(problem.columns) for at, cell in enumerate(own)
     }
@@ -292,8 +296,8 @@ def _filled(
 
 
 def arranged(problem: Problem, cells: Cells) -> Cells:
-    """Return cells with the same spreads and the row order that has the fewest crossings; rows are
-    interchangeable."""
+    """Return the same cells with PP groups (rows) in another order: the one in which the fewest
+    neighbours are in different minipods. PP groups are interchangeable, so spreads stay."""
     if problem.shape is None:
         return cells
     rows, columns = problem.shape
@@ -308,8 +312,8 @@ def arranged(problem: Problem, cells: Cells) -> Cells:
 
 
 def _chosen(pool: Pool, count: int, each: int) -> tuple[list[str], list[str]]:
-    """Return ``count`` free hosts of a pool in the order of its leaves, and the remaining hosts.
-    each: nodes of a cell."""
+    """Return (``count`` free hosts of a pool in the order of its leaf switches, the remaining
+    hosts). each: nodes of a cell, kept on one leaf if possible."""
     rest, taken = count, [0] * len(pool.leaves)
     open_leaves = sorted(range(len(pool.leaves)), key=lambda leaf: -len(pool.leaves[leaf]))
     while rest:
@@ -332,7 +336,8 @@ def _chosen(pool: Pool, count: int, each: int) -> tuple[list[str], list[str]]:
 
 
 def _spares(problem: Problem, cells: Cells, left: dict[int, list[str]], row_spares: Sequence[int]) -> list[str]:
-    """Return the spare hosts, in the job's own pools first. Raises PlacementError if a pool has too
+    """Return the spare hosts, from the job's own minipods first. left: free hosts that remain in
+    each pool. row_spares: pools of the PP groups' spares. Raises PlacementError if a pool has too
     few nodes."""
     found: list[str] = []
     used = Counter(cells)
@@ -348,6 +353,6 @@ def _spares(problem: Problem, cells: Cells, left: dict[int, list[str]], row_spar
     for _ in range(problem.spares.total):
         pool = max(left, key=lambda at: (used[at] > 0 and bool(left[at]), len(left[at])))
         if not left[pool]:
-            raise PlacementError("No node is left to be a spare. Keep fewer.")
+            raise PlacementError("No node is left to be a spare. Keep fewer spares (place.spares).")
         found.append(left[pool].pop(0))
     return found

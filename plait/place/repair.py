@@ -23,7 +23,7 @@ from plait.place.solve.problem import Pool, Problem, Spares, seconds_of, spread_
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A node of the job that changes its host."""
+    """A node rank of the job that changes its host. old: the host so far. new: the host now."""
 
     node_rank: int
     old: str
@@ -32,7 +32,8 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """Result of a repair. placement: after the repair. moves: by node rank."""
+    """Result of a repair. placement: the repaired placement. moves: the node ranks that changed
+    their host, in order."""
 
     placement: Placement
     moves: tuple[Move, ...]
@@ -46,9 +47,10 @@ def repair(
     where: Mapping[str, Spot],
     move_price: float | None = None,
 ) -> Repair:
-    """Return the repair of the placement ``old``. problem: the job, with the nodes that are free
-    now. where: locations of all nodes. move_price: price of each additional move, in units of the
-    score; None: no additional moves. Raises PlacementError if nodes are missing."""
+    """Return the repaired placement, without the hosts in ``down``. problem: the job, with the
+    nodes that are free now. old: the placement to repair. where: minipod and leaf of all nodes.
+    move_price: price of each additional move, in units of the score; None: only failed nodes move.
+    Raises PlacementError if nodes are missing."""
     _check(problem, old, down, where)
     fixed = _Repairing(problem, old, set(down), where)
     for cell in fixed.failed:
@@ -90,7 +92,7 @@ def _check(problem: Problem, old: Placement, down: Iterable[str], where: Mapping
 
 
 class _Repairing:
-    """A placement under repair: hosts by node rank, and the remaining nodes."""
+    """State of a repair: hosts by node rank, and the nodes that are left."""
 
     def __init__(self, problem: Problem, old: Placement, down: set[str], where: Mapping[str, Spot]) -> None:
         self.problem, self.where, self.down = problem, where, down
@@ -115,7 +117,8 @@ class _Repairing:
         self.column_pods = [Counter(self.pods[cell] for cell in column) for column in problem.columns]
 
     def mend(self, cell: int) -> None:
-        """Give a cell working hosts."""
+        """Replace the failed hosts of a cell (the nodes that must share a minipod) where that costs
+        the least. Raises PlacementError if no minipod has enough nodes."""
         ranks = range(cell * self.each, (cell + 1) * self.each)
         broken = [rank for rank in ranks if self.hosts[rank] in self.down]
         options = [pod for pod, names in self.left.items() if len(names) >= self._need(cell, pod, broken)]
@@ -154,7 +157,7 @@ class _Repairing:
         return self.problem.score(wide, max(high, _with(self.column_pods[column], old, pod)))
 
     def moved(self, cell: int, pod: str) -> None:
-        """Record that a cell is in another minipod."""
+        """Record that a cell is now in the minipod ``pod``."""
         old = self.pods[cell]
         for pods in (*(self.row_pods[at] for at in self.rows_of[cell]), self.column_pods[self.columns_of[cell]]):
             pods[old] -= 1
@@ -214,8 +217,8 @@ def _anew(problem: Problem, old: Placement, fixed: _Repairing) -> Repair:
 
 
 def _rows_matched(new: Sequence[str], old: Sequence[str], rows: int) -> list[str]:
-    """Return the new rows in an order in which many cells keep their minipod; rows are
-    interchangeable."""
+    """Return ``new``, the minipod of every cell, with its PP groups (rows) in an order in which
+    many cells keep their minipod of ``old``; PP groups are interchangeable. rows: their number."""
     waiting = {row: new[row::rows] for row in range(rows)}
     found = [""] * len(new)
     agree = sorted(
@@ -231,7 +234,8 @@ def _rows_matched(new: Sequence[str], old: Sequence[str], rows: int) -> list[str
 
 
 def _result(problem: Problem, old: Placement, fixed: _Repairing, note: str) -> Repair:
-    """Return the repair with a score like any placement's."""
+    """Return the repair with the placement's spreads, score and ``note``, as every placement has
+    them."""
     names = list(dict.fromkeys(fixed.pods))
     known = {name: at for at, name in enumerate(names)}
     plain = replace(

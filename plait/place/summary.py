@@ -55,7 +55,7 @@ class PlannedSummary:
 
     @classmethod
     def of(cls, planned: Planned, kept: KeptZone) -> PlannedSummary:
-        """Return the result of a planned job from its zone."""
+        """Return the summary of a planned job. kept: its result in the replay."""
         return cls(
             nodes=planned.nodes,
             delay=None if kept.start is None else kept.start - planned.arrival,

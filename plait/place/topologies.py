@@ -40,8 +40,9 @@ from plait.formats.slurm import topology as slurm
 
 @dataclass(frozen=True)
 class Format:
-    """A file format. name: for ``format``. what: description for users. matches: returns True if a
-    source has the format. read: reads all that a source has."""
+    """A file format of topologies. name: as the user chooses it. what: description for users.
+    matches: returns True if a source has the format. read: returns all that a source says of
+    switches, nodes and states."""
 
     name: str
     what: str
@@ -51,7 +52,8 @@ class Format:
 
 @dataclass
 class Remarks:
-    """Remarks on a reading. notes: sentences for the user. over: counts of what was skipped."""
+    """Remarks on a topology that was read. notes: sentences for the user. over: counts of what was
+    skipped."""
 
     notes: list[str] = field(default_factory=list[str])
     over: IgnoredInput = field(default_factory=IgnoredInput)
@@ -89,7 +91,9 @@ def read_topology(
             if topology is None:
                 topology = found.topology
                 if topology is None:
-                    raise JobError("states of nodes, and no switches", fix="Give it with states=FILE beside a topology")
+                    raise JobError(
+                        "has states of nodes, and no switches", fix="Give it with states=FILE beside a topology"
+                    )
             if found.states or found.hardware:
                 topology, more = apply_result(topology, found, source.where, remarks.over)
                 remarks.notes += more
@@ -113,10 +117,10 @@ def _format(source: Source, name: str) -> Format:
             raise JobError(f"no format '{name}'{nearest(name, known)}", key="format", fix=fix)
         return known[name]
     if not source.text.strip():
-        raise JobError("empty")
+        raise JobError("is empty", fix="Name a file that lists switches and nodes")
     found = next((form for form in FORMATS if form.matches(source)), None)
     if found is None and _KUBERNETES_YAML.search(source.text[:4096]):
-        raise JobError("objects of Kubernetes as YAML", fix="Write them with kubectl ... -o json")
+        raise JobError("has objects of Kubernetes as YAML", fix="Write them with kubectl ... -o json")
     if found is None:
         what = "; ".join(f"{form.name} ({form.what})" for form in FORMATS)
         raise JobError("no format of a topology is recognised", fix=f"Name it with format=NAME: {what}")
@@ -124,7 +128,9 @@ def _format(source: Source, name: str) -> Format:
 
 
 SECONDS = 60.0
-"""Time limit of a command in seconds."""
+"""Time limit of a command of a cluster manager, in seconds."""
+INSTEAD = "Make it work in this shell, or give a file with what it prints elsewhere"
+"""Advice for a command that is missing or fails."""
 SOURCES: dict[str, tuple[tuple[str, ...], ...]] = {
     "slurm:": (
         ("scontrol", "show", "topology"),
@@ -138,8 +144,8 @@ SQUEUE_HEADER = "JOBID|END_TIME|NODELIST\n"
 
 
 def answers(source: str) -> list[tuple[str, str]]:
-    """Return (command, its output) for every command of a source. Raises JobError if a command is
-    missing or fails."""
+    """Return (command, its output) for every command of a source such as ``slurm:``. Raises
+    JobError if a command is missing, fails, or takes longer than ``SECONDS``."""
     found: list[tuple[str, str]] = []
     for command in SOURCES[source]:
         text = _answer(command)
@@ -150,14 +156,14 @@ def answers(source: str) -> list[tuple[str, str]]:
 def _answer(command: Sequence[str]) -> str:
     shown = " ".join(command)
     if not shutil.which(command[0]):
-        raise JobError(f"there is no command {command[0]} here", fix="Give a file with what it prints elsewhere")
+        raise JobError(f"there is no command {command[0]} here", fix=INSTEAD)
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise JobError(f"'{shown}' has not answered within {SECONDS:.0f} s") from None
+        raise JobError(f"'{shown}' has not answered within {SECONDS:.0f} s", fix=INSTEAD) from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise JobError(f"'{shown}' failed: {said[-1][:200] if said else f'status {done.returncode}'}")
+        raise JobError(f"'{shown}' failed: {said[-1][:200] if said else f'status {done.returncode}'}", fix=INSTEAD)
     return done.stdout.decode(errors="replace")
 
 
@@ -177,7 +183,9 @@ def _read_config_map(source: Source, options: ReadOptions) -> ReadResult:
     value = _only_config_map(source.json if source.is_json else load(source.text))
     data: Any = (value or {}).get("data")
     if not isinstance(data, dict):
-        raise JobError("no entries", key="data", fix="Give a ConfigMap whose data has a topology.conf or topology.yaml")
+        raise JobError(
+            "has no entries", key="data", fix="Give a ConfigMap whose data has a topology.conf or topology.yaml"
+        )
     entries = cast("dict[Any, Any]", data)
     texts = {str(key): Source(f"{source.where}: {key}", text) for key, text in entries.items() if isinstance(text, str)}
     for looks, read in ((slurm.is_topology_yaml, slurm.read_yaml), (slurm.is_topology_conf, slurm.read)):
@@ -225,7 +233,7 @@ def _read_plait(source: Source, options: ReadOptions) -> ReadResult:
     del options
     values: Any = source.json if source.is_json else _toml(source.text)
     if not isinstance(values, dict):
-        raise JobError("not a table")
+        raise JobError("is not a table", fix="Write one with the key switches")
     return ReadResult(topology=from_dict(cast("dict[str, Any]", values)))
 
 
@@ -273,9 +281,9 @@ class MinipodSizes:
         """Raise JobError naming an invalid value."""
         if not 1 <= self.minipods <= self.nodes <= MOST_HOSTS:
             problem = f"{self.nodes} nodes in {self.minipods} minipods"
-            raise JobError(problem, key="nodes", fix=f"At least one node a minipod, at most {MOST_HOSTS}")
+            raise JobError(problem, key="nodes", fix=f"Use at least one a minipod, at most {MOST_HOSTS} in all")
         if self.leaf_nodes < 1:
-            raise JobError(f"{self.leaf_nodes} nodes a leaf", key="nodes-per-leaf", fix="At least 1")
+            raise JobError(f"{self.leaf_nodes} nodes on a leaf switch", key="nodes-per-leaf", fix="Use at least 1")
         _check_part("uneven", self.uneven)
 
 
@@ -288,8 +296,8 @@ def generate(
     hardware: Hardware = UNKNOWN,
     uplinks: int | None = None,
 ) -> Topology:
-    """Return a cluster of these sizes. busy, down: fractions of all nodes that jobs hold, and that
-    are down. uplinks: of every leaf. Raises JobError.
+    """Return a generated cluster of these sizes. busy, down: fractions of all nodes that jobs hold,
+    and that are down. uplinks: of every leaf. Raises JobError for a fraction outside [0, 1).
 
     >>> tree = generate(MinipodSizes(minipods=3, nodes=18))
     >>> [len(pod) for pod in tree.minipods().values()], tree.switches[2].name, tree.nodes[0].name
@@ -317,7 +325,7 @@ def generate(
 
 def _check_part(key: str, part: float) -> None:
     if not 0 <= part < 1:
-        raise JobError(f"{part:g}", key=key, fix="From 0 to below 1")
+        raise JobError(f"{part:g} is not allowed", key=key, fix="Use a number from 0 to below 1")
 
 
 def _numbered(word: str, count: int) -> list[str]:

@@ -174,5 +174,5 @@ def test_where_rows_placed_as_one_find_no_room_it_is_said(monkeypatch: pytest.Mo
     problem = Problem.plain(6, 2, [2] * 6, price=1.0)
     assert cpsat(problem).note == "optimal"
     monkeypatch.setattr("plait.place.solve.program.MOST_VARIABLES", 24)
-    with pytest.raises(PlacementError, match=r"No placement that keeps 3 neighbouring rows together\. Free more nodes"):
+    with pytest.raises(PlacementError, match=r"No placement keeps 3 neighbouring PP groups together\. Free more nodes"):
         cpsat(problem)

@@ -34,8 +34,8 @@ from plait.place.queue.workload import JobTrace
 
 
 class Decision(NamedTuple):
-    """A job that starts now. room: the parts offered to it, of which the last was needed. held: its
-    nodes, already taken from the pool."""
+    """A job that starts now. room: the parts of the cluster offered to it, of which the last was
+    needed. held: its nodes with the GPUs of each, already taken from the pool."""
 
     job: int
     room: Parts
@@ -44,8 +44,9 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJobs:
-    """Properties of jobs that Algorithm 1 reads, by job number. gpus; jct: expected seconds of
-    running; preemptible; places: positions in the queue."""
+    """Properties of jobs that Algorithm 1 reads, each by job number. gpus: number of GPUs. jct:
+    expected seconds of running. preemptible: True if the job may be stopped. places: position in
+    the queue, from 0."""
 
     gpus: Sequence[int]
     jct: Sequence[float]
@@ -74,8 +75,8 @@ def queue_places(priority: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Admission:
-    """The queue, the nodes and the zones at one moment, ``now``. strict: no job starts before
-    another one that is ahead of it in the queue."""
+    """The state of Algorithm 1 at the time ``now``: the queue, the nodes and the reserved zones.
+    strict: no job starts before another one that is ahead of it in the queue."""
 
     def __init__(
         self, jobs: QueuedJobs, pool: NodePool, reserved: Sequence[Reservation], *, strict: bool = False
@@ -93,7 +94,8 @@ class Admission:
             self._let_into(job, part)
 
     def open_part(self, part: int) -> None:
-        """Let waiting jobs enter a part from now on, if they may."""
+        """Let waiting jobs enter a part of the cluster (by number) from now on, if ``may_enter``
+        allows."""
         for job in self.waiting:
             self._let_into(job, part)
 
@@ -110,15 +112,15 @@ class Admission:
         return one.open and in_time and self.now <= one.due - one.planned.closes
 
     def open_rooms(self) -> None:
-        """Update ``rooms``; call this when a zone, or the spares of a planned job, open or
-        close."""
+        """Recompute ``rooms``, the combinations of parts in which jobs may start. To be called when
+        a zone, or the spares of a planned job, open or close."""
         by_due = sorted(self.reserved, key=lambda one: -one.due)
         parts = [one.part for one in by_due if one.open] + [one.spare_part for one in by_due if one.lends]
         self.rooms = [(OUTSIDE, *parts[:many]) for many in range(len(parts) + 1)]
 
     def next(self) -> Decision | None:
-        """Return the job that starts next, with its nodes taken from the pool; None if no job may
-        start."""
+        """Return the job that starts at ``now``, with its nodes taken from the pool; None if no job
+        may start."""
         if self.strict:
             job = self.waiting.first()
             if job is None or not self.pool.fits(self.jobs.gpus[job], (OUTSIDE,)):
@@ -134,8 +136,8 @@ class Admission:
 
 
 Parts = tuple[int, ...]
-"""Parts of the cluster where a job may be, by the pool's numbers. The job is in the last part's
-list of admitted jobs."""
+"""Numbers of the parts of the cluster (``OUTSIDE``, zones, lent spare nodes) where a job may be;
+the last one is the most restricted. The job is in the last part's list of admitted jobs."""
 EVERYBODY = 0
 
 
@@ -188,13 +190,13 @@ class Waiting:
     def next(
         self, fits: Callable[[int, Parts], bool], rooms: Sequence[Parts], still: Callable[[int, int], bool]
     ) -> tuple[int, Parts] | None:
-        """Return the first job in the queue that fits, with the first of ``rooms`` in which it
-        fits; None if no job fits.
+        """Return (the first job in the queue that fits, the first of ``rooms`` in which it fits);
+        None if no job fits.
 
-        fits: (GPUs, parts) -> True if there is room. rooms: outside, then outside with zones; a job
-        that may enter the last zone of a room may enter its other zones. still: (job, zone) -> True
-        if the job may enter now; once False, it stays False.
-        """
+        fits: returns True if a job of so many GPUs fits into parts of the cluster. rooms:
+        combinations of parts: the unreserved nodes, then these with more and more zones. A job that
+        may enter the last zone of a combination may enter its other zones. still: returns True if a
+        job (by number) may enter a zone now; once False, it stays False."""
         best: int | None = None
         where: Parts = ()
         for room in rooms:
@@ -233,12 +235,11 @@ def _at_once(jobs: JobTrace) -> Floats:
 class QueuePolicy:
     """A queue policy.
 
-    description: description. jct: expected seconds of each job, by which jobs may enter a zone
-    until it is due; inf: never, 0: always. reserves: keep a zone for a planned job; otherwise the
-    planned job queues when it arrives. strict: no job starts before one that has waited longer.
-    evicts: jobs in the zone are preempted when the planned job arrives; otherwise the planned job
-    waits. foresees: use ``jct`` to choose the zone, too.
-    """
+    jct: returns the expected seconds of each job, by which jobs may enter a zone until it is due;
+    inf: never, 0: always. reserves: keep a zone for a planned job; otherwise the planned job queues
+    when it arrives. strict: no job starts before one that has waited longer. evicts: jobs in the
+    zone are preempted when the planned job arrives; otherwise the planned job waits. foresees: use
+    ``jct`` to choose the zone, too."""
 
     name: str
     description: str

@@ -32,19 +32,19 @@ Labels = Mapping[str, Sequence[str]]
 Margins = Mapping[str, Mapping[str, float]]
 """Margins in log seconds, by level and group; 0 for a missing group."""
 RATE, LAST = 0.07, 0.28
-"""Rates in log seconds: of every level, and of the last one, whose groups have the fewest jobs."""
+"""Step sizes by which margins move, in log seconds. RATE: of every level. LAST: of the last level,
+whose groups have the fewest jobs."""
 SHRINK = 100.0
-"""Weight, in jobs, of a zero margin in a group's first margin."""
+"""Number of jobs as which a margin of zero counts in a group's first margin."""
 
 
 def first_margin(logs: Floats, bounds: Floats, level: float, ended: NDArray[np.bool_] | None = None) -> float:
-    """Return the margin with which a share ``1 - level`` of past jobs is late (split conformal
-    prediction).
+    """Return the margin in log seconds to add to ``bounds``, so that a share ``1 - level`` of past
+    jobs runs longer than its bound (split conformal prediction).
 
     logs: measured, bounds: predicted log seconds. ended: False where a job still runs; its ``logs``
     is the time that it has run so far. Without running jobs the longest ones would be missing, so
-    the quantile is that of the Kaplan-Meier estimate.
-    """
+    the quantile is that of the Kaplan-Meier estimate."""
     if not len(logs):
         return 0.0
     over = logs - bounds
@@ -59,8 +59,9 @@ def first_margin(logs: Floats, bounds: Floats, level: float, ended: NDArray[np.b
 def first_margins(
     logs: Floats, bounds: Floats, labels: Labels, level: float, ended: NDArray[np.bool_]
 ) -> dict[str, dict[str, float]]:
-    """Return the margins by level and group. Each level corrects what the levels before it leave,
-    shrunk towards 0 according to the number of ended jobs. Arguments as in ``first_margin``."""
+    """Return the margins in log seconds by level and group. Each level corrects what the levels
+    before it leave, shrunk towards 0 if few jobs have ended. logs, bounds: measured and predicted
+    log seconds of past jobs; ended: False where a job still runs."""
     said, found = bounds.copy(), dict[str, dict[str, float]]()
     for number, (name, own) in enumerate(labels.items()):
         groups, where = np.unique(np.asarray(own, str), return_inverse=True)
@@ -75,7 +76,7 @@ def first_margins(
 
 
 def margin_of(margins: Margins, labels: Labels) -> Floats:
-    """Return the margin of every job, in log seconds."""
+    """Return the sum of each job's margins over all levels, in log seconds."""
     parts = [[margins.get(name, {}).get(group, 0.0) for group in own] for name, own in labels.items()]
     return np.sum(np.array(parts, float).reshape(len(parts), -1), axis=0)
 
@@ -90,7 +91,7 @@ class JobTimes(NamedTuple):
 
 
 class _Level:
-    """Margins of one level while jobs arrive and end."""
+    """Margins of the groups of one level, moved while jobs arrive and end."""
 
     def __init__(self, groups: Sequence[str], margins: Mapping[str, float], rate: float) -> None:
         self.groups, self.rate = groups, rate
@@ -106,8 +107,10 @@ class _Level:
 def follow(
     jobs: JobTimes, bounds: Floats, labels: Labels, *, level: float, margins: Margins, scale: float = 1.0
 ) -> tuple[Floats, dict[str, dict[str, float]]]:
-    """Return (bounds with the margins in force when each job was submitted, margins after the last
-    job). scale: factor of the rates."""
+    """Return (upper bounds in log seconds with the margins in force when each job was submitted,
+    margins after the last job by level and group). bounds: predicted log seconds. level: promised
+    share of jobs within their bound. margins: at the start. scale: factor of the step sizes
+    ``RATE``."""
     submit, begin, logs = jobs
     rates = [*[RATE] * (len(labels) - 1), LAST]
     levels = [

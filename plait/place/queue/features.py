@@ -32,13 +32,13 @@ class Features:
     categorical: tuple[str, ...]
 
     def column(self, name: str) -> Floats:
-        """Return one column."""
+        """Return the values of one feature for all jobs, (J,); NaN where a job lacks it."""
         return self.matrix[:, self.names.index(name)]
 
 
 def features(trace: Trace, progress: Callable[[int, int], None] | None = None) -> Features:
-    """Return all that the trace knows of each job at its submission. progress: called with (jobs
-    done, jobs) now and then."""
+    """Return the features of every job of a trace, from what was known at its submission. progress:
+    called with (jobs done, number of jobs) now and then."""
     columns: dict[str, Floats] = {"gpus": trace.gpus.astype(float)}
     columns |= {name: np.asarray(column, float) for name, column in trace.numbers.items()}
     clock = trace.first + trace.submit
@@ -52,8 +52,8 @@ def features(trace: Trace, progress: Callable[[int, int], None] | None = None) -
 
 
 class _Recent:
-    """The last ``WINDOW`` log durations of one kind of jobs, in order of their end and of their
-    size."""
+    """The last ``WINDOW`` log run times of a group of jobs, both in the order in which the jobs
+    ended and sorted by length."""
 
     __slots__ = ("count", "ordered", "running", "submitted", "times", "total")
 
@@ -88,8 +88,9 @@ class _Recent:
 
 
 def history(trace: Trace, progress: Callable[[int, int], None] | None = None) -> dict[str, Floats]:
-    """Return running statistics of ended jobs, and the number of similar running jobs, for each
-    kind: ``group_gpus:median``, ..."""
+    """Return, by ``GROUPING:STATISTIC`` such as ``group_gpus:median``, an array (J,) over jobs:
+    statistics of similar jobs that had ended when each job was submitted, and the number of similar
+    jobs that ran. progress: called with (jobs done, number of jobs) now and then."""
     keys = _keys(trace)
     rows: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in keys}
     known: dict[str, dict[int, _Recent]] = {kind: {} for kind in keys}
@@ -122,7 +123,8 @@ def history(trace: Trace, progress: Callable[[int, int], None] | None = None) ->
 
 
 def _keys(trace: Trace) -> dict[str, list[int]]:
-    """Return for each kind the number of the group of statistics that each job belongs to."""
+    """Return, for each grouping of jobs (all, by GPUs, user, ...), the number of each job's
+    group."""
     sizes = np.unique(trace.gpus, return_inverse=True)[1].astype(np.int64)
     width = int(sizes.max(initial=0)) + 1
     keys = {"all": np.zeros(len(trace), np.int64), "all_gpus": sizes}

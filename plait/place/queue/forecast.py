@@ -34,32 +34,34 @@ BLOCKS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 
 
 FEWEST_SURE, SURE = 200, 0.03
-"""Minimum number of jobs for a group's share of late jobs to be meaningful; and the maximum
-deviation of that share from the promised one."""
+"""FEWEST_SURE: minimum number of jobs for a group's share of late jobs to be meaningful. SURE:
+maximum deviation of that share from the promised one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """Predicted seconds of each job of a trace, (J,), with what was known at its submission. mean:
-    of 10-minute buckets; upper: the calibrated quantile."""
+    """Predicted run times of each job of a trace in seconds, (J,), from what was known at its
+    submission. mean: the mean, in whole 10-minute buckets. upper: the calibrated upper quantile."""
 
     mean: Floats
     upper: Floats
 
 
 def names_of(trace: Trace) -> dict[str, tuple[str, ...]]:
-    """Return the names behind the codes of each category."""
+    """Return the texts (names of users, groups, ...) behind the codes of each categorical
+    feature."""
     return {name: category.names for name, category in trace.categories.items()}
 
 
 def log_seconds(trace: Trace) -> Floats:
-    """Return the measured log seconds of the jobs."""
+    """Return ln of the seconds that each job ran, (J,)."""
     return np.log(np.maximum(1.0, trace.duration))
 
 
 def walk_forward(trace: Trace, settings: JctSettings | None = None, progress: Progress | None = None) -> Predicted:
-    """Return predictions for every job by a model of the jobs that had ended before its block
-    began."""
+    """Return predictions for every job of a trace, block by block: each block by a model of the
+    jobs that had ended before the block began. progress: called with (jobs done, number of jobs).
+    """
     settings, told = replace(settings or JctSettings(), bags=0), progress or (lambda _: None)
     told(f"{len(trace)} jobs: what was known when each was submitted")
     known, logs = features(trace), log_seconds(trace)
@@ -121,9 +123,9 @@ class ForecastAccuracy:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """A trace cut in two. known, logs: features and log seconds of all jobs. past, over: for the
-    first jobs, log seconds that they had run when the next job was submitted, and True if they had
-    ended. ended: numbers of the ended ones. rest: numbers of the other part's jobs."""
+    """A trace cut in two by order of submission. known, logs: features and log seconds of all jobs.
+    past: for jobs before the cut, log seconds that they had run at the cut. over: True for those
+    that had ended by then. ended: numbers of these. rest: numbers of the jobs after the cut."""
 
     known: Features
     logs: Floats
@@ -134,8 +136,8 @@ class Split:
 
     @classmethod
     def of(cls, trace: Trace, test: float = 0.1) -> Split:
-        """Cut a trace. test: share of the jobs to test a model on. Raises DataError if too few jobs
-        had ended."""
+        """Return a trace cut in two. test: share of the jobs after the cut, to test a model on.
+        Raises DataError if too few jobs had ended at the cut."""
         cut = int((1 - test) * len(trace))
         past, over = observed_until(trace, cut)
         if over.sum() < FEWEST or cut == len(trace):
@@ -145,7 +147,8 @@ class Split:
                    ended=np.flatnonzero(over), rest=np.arange(cut, len(trace)))  # fmt: skip
 
     def fit(self, settings: JctSettings, names: dict[str, tuple[str, ...]]) -> Predictor:
-        """Return a model fitted to the first jobs."""
+        """Return a model fitted to the jobs before the cut. names: the texts behind the codes of
+        features."""
         return fit(rows_of(self.known, slice(0, len(self.past))), self.past, self.over, settings, names)
 
     @property
@@ -185,7 +188,7 @@ def assess(
 
 
 def rms(missed: Floats) -> float:
-    """Return the root mean square of errors."""
+    """Return the root mean square of prediction errors, in their unit."""
     return float(np.sqrt(np.mean(missed**2)))
 
 
@@ -205,7 +208,7 @@ def _late_groups(
 
 
 def rows_of(known: Features, rows: slice | Ints) -> Features:
-    """Return the features of some jobs."""
+    """Return the features of the jobs at ``rows`` alone."""
     return replace(known, matrix=known.matrix[rows])
 
 

@@ -40,6 +40,7 @@ SHRINK = 20.0
 """Weight, in jobs, of the surrounding group's mean."""
 VERSION = 2
 ABOUT = "model.json"
+AGAIN = "Fit one with plait queue fit, or name its folder."
 LARGEST = 64 << 20
 """Maximum bytes of a file of trees: ten times the size for a trace of a million jobs."""
 
@@ -83,8 +84,8 @@ class Forecast:
 
 
 def labels_of(known: Features, categories: Mapping[str, tuple[str, ...]]) -> Labels:
-    """Return each job's group for every kind of running statistics, the most general first. "":
-    unknown cluster."""
+    """Return each job's group for every grouping (all, by cluster, by GPUs, both), the most general
+    first. "": unknown cluster. categories: texts behind the features' codes."""
     gpus = [f"{count:g}" for count in (known.column("gpus").tolist() if "gpus" in known.names else ())]
     gpus = gpus or [""] * len(known.matrix)
     labels = {"all": [""] * len(gpus), "all_gpus": gpus}
@@ -108,7 +109,8 @@ class GroupMeans:
 
     @classmethod
     def fit(cls, labels: Labels, logs: Floats) -> GroupMeans:
-        """Return the means of ended jobs."""
+        """Return the mean log seconds of jobs by grouping and group. logs: log seconds of ended
+        jobs."""
         around, found = np.full(len(logs), float(logs.mean())), dict[str, dict[str, float]]()
         for kind in _chain(labels):
             groups, where = np.unique(np.asarray(labels[kind], str), return_inverse=True)
@@ -119,7 +121,8 @@ class GroupMeans:
         return cls(means=found)
 
     def predict(self, labels: Labels, known: Features) -> Floats:
-        """Return predictions: half the mean of all time, half that of the last ended jobs."""
+        """Return predicted log seconds, (J,): half the mean of all time, half that of the last
+        ended jobs."""
         found = np.array([self._of(labels, job) for job in range(len(known.matrix))], float)
         kind = _chain(labels)[-1]
         if f"{kind}:mean" not in known.names:
@@ -129,7 +132,7 @@ class GroupMeans:
         return (found + (count * recent + SHRINK * found) / (count + SHRINK)) / 2
 
     def _of(self, labels: Labels, job: int) -> float:
-        """Return the mean of the most specific known group."""
+        """Return the mean log seconds of the most specific group of a job that is known."""
         for kind in reversed(_chain(labels)):
             if (mean := self.means.get(kind, {}).get(labels[kind][job])) is not None:
                 return mean
@@ -137,7 +140,7 @@ class GroupMeans:
 
 
 def _chain(labels: Labels) -> tuple[str, ...]:
-    """Return kinds of groups, each nested in the one before it."""
+    """Return the groupings of jobs, each within the one before it."""
     return ("all", "group", "group_gpus") if "group" in labels else ("all", "all_gpus")
 
 
@@ -158,8 +161,8 @@ class Predictor:
     sure: tuple[str, ...] = ()
 
     def predict(self, known: Features, categories: dict[str, tuple[str, ...]]) -> Forecast:
-        """Return the forecast of jobs with these features. categories: names behind their codes; a
-        name that the model has not seen counts as missing."""
+        """Return the forecast of jobs with these features. categories: texts behind the features'
+        codes; a text that the model was not fitted to counts as missing."""
         matrix, logs = self._matrix(known, categories), self.boosted(known, categories)
         means = self.groups.predict(labels_of(known, categories), known)
         return Forecast(
@@ -175,7 +178,8 @@ class Predictor:
         return np.array([self._run(bag, matrix) for bag in self.bags] or [np.full(len(matrix), np.nan)])
 
     def raised(self, bound: Floats, labels: Labels) -> Floats:
-        """Return the upper quantile with its margins."""
+        """Return the upper quantile in log seconds, (J,), with the margins of each job's groups
+        added to ``bound``."""
         return bound + margin_of(self.margins, labels)
 
     def _run(self, booster: Any, matrix: Floats) -> Floats:
@@ -203,11 +207,11 @@ def fit(
     settings: JctSettings,
     categories: dict[str, tuple[str, ...]],
 ) -> Predictor:
-    """Fit a model to jobs in the order of their submission. logs: log seconds that they ran; a job
-    that has not ended, with its time so far, counts for the margin alone.
+    """Return a model fitted to jobs in the order of their submission. logs: log seconds that they
+    ran. ended: False for a job that still runs; its time so far counts for the margin alone.
+    categories: texts behind the features' codes.
 
-    The upper quantile's model is fitted to the first 85 %; the other jobs set its margin.
-    """
+    The upper quantile's model is fitted to the first 85 %; the other jobs set its margin."""
     gbm = import_module("lightgbm")
     own = {name: categories[name] for name in known.categorical}
     where = [known.names.index(name) for name in known.categorical]
@@ -265,8 +269,8 @@ def fit(
 
 
 def from_history(known: Features, level: float) -> Forecast:
-    """Return forecasts from running statistics alone: the most specific ones with enough jobs. A
-    job unlike any before gets ``LONGEST``."""
+    """Return forecasts from running statistics alone, of the most specific group with enough jobs.
+    level: of the upper quantile. A job unlike any before gets ``LONGEST``."""
     kinds = [name.removesuffix(":q90") for name in known.names if name.endswith(":q90")]
     log, bound = np.full(len(known.matrix), np.nan), np.full(len(known.matrix), np.nan)
     for fewest in (20, 1):
@@ -294,7 +298,8 @@ def _parameters(settings: JctSettings) -> dict[str, Any]:
 
 
 def _recode(column: Floats, names: tuple[str, ...], wanted: tuple[str, ...]) -> Floats:
-    """Return codes of one list of names as codes of another."""
+    """Return the codes in ``column``, which number ``names``, as codes that number ``wanted``; NaN
+    for a name that ``wanted`` lacks."""
     place = {name: float(number) for number, name in enumerate(wanted)}
     table = np.array([place.get(name, np.nan) for name in names] + [np.nan])
     return table[np.where(np.isnan(column), len(names), column).astype(np.int64)]
@@ -304,7 +309,8 @@ def _recode(column: Floats, names: tuple[str, ...], wanted: tuple[str, ...]) -> 
 
 
 def save(model: Predictor, folder: Path) -> None:
-    """Write a model; ``model.json`` is written last, so a folder that has it is complete."""
+    """Write a model into a folder. ``model.json`` is written last, so a folder that has it is
+    complete. Raises DataError if the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ABOUT).unlink(missing_ok=True)
@@ -327,13 +333,14 @@ def save(model: Predictor, folder: Path) -> None:
 
 
 def load(folder: Path) -> Predictor:
-    """Read a model that ``save`` has written. Raises DataError for anything else."""
+    """Return the model in a folder that ``save`` has written. Raises DataError for any other
+    folder, for another version, and for a damaged file."""
     if (folder / ABOUT).exists() and not (folder / ABOUT).is_file():
-        raise DataError(f"{folder} holds no model of plait queue fit: its {ABOUT} is not a regular file")
+        raise DataError(f"{folder} holds no model of plait queue fit: its {ABOUT} is not a regular file. {AGAIN}")
     try:
         about = read_table(folder / ABOUT)
         if about["version"] != VERSION:
-            raise DataError(f"{folder} was written in version {about['version']}; {VERSION} is read. Fit it again.")
+            raise DataError(f"{folder} was written in version {about['version']}; {VERSION} is read. {AGAIN}")
         settings = JctSettings(**about["settings"])
         return Predictor(
             settings=settings,
@@ -347,7 +354,9 @@ def load(folder: Path) -> Predictor:
             sure=tuple(about["sure"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise DataError(f"{folder} holds no model of plait queue fit: {' '.join(reason_of(error).split())}") from None
+        raise DataError(
+            f"{folder} holds no model of plait queue fit: {' '.join(reason_of(error).split())}. {AGAIN}"
+        ) from None
 
 
 def _numbers(table: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:

@@ -58,7 +58,8 @@ class LiveCluster:
 @dataclass(frozen=True, kw_only=True)
 class LiveStart:
     """A job that is to start now. gpus: of each of its nodes. zones: the zones that it enters;
-    empty: it fits outside. until: the time when the first of these zones is due; inf outside."""
+    empty if unreserved nodes suffice. until: seconds since 1970 at which the first of these zones
+    is due; inf without a zone."""
 
     job: LiveJob
     nodes: tuple[str, ...]
@@ -68,8 +69,8 @@ class LiveStart:
 
 
 def decide(jobs: Sequence[LiveJob], cluster: LiveCluster, now: float) -> list[LiveStart]:
-    """Return the jobs that Algorithm 1 starts at ``now``, in its order. A job that does not fit
-    waits."""
+    """Return the jobs that Algorithm 1 starts at ``now`` (seconds since 1970), in the order of
+    their start. A job that does not fit waits and is not returned."""
     names = list(cluster.used)
     number = {name: at for at, name in enumerate(names)}
     pool = NodePool(len(names), cluster.size, 2 * len(cluster.zones))
@@ -136,8 +137,8 @@ def predict_jct(model: Predictor, past: Trace, jobs: Sequence[WaitingJob]) -> li
 
 
 def _appended(past: Trace, jobs: Sequence[WaitingJob]) -> Trace:
-    """Return the trace with these jobs appended. A trace with relative times is taken to end
-    now."""
+    """Return the trace ``past`` with these jobs appended. A trace with relative times is taken to
+    end now."""
     end = float(past.submit[-1]) if len(past) else 0.0
     first = past.first or max(job.submit for job in jobs) - end
     submit = np.maximum([job.submit - first for job in jobs], end)

@@ -21,11 +21,10 @@ OUTSIDE = 0
 
 
 class NodePool:
-    """Nodes of equal size, each in one part of the cluster: ``OUTSIDE``, or a numbered part of a
-    planned job's.
+    """Nodes of equal size, each in one part of the cluster: ``OUTSIDE``, a planned job's zone, or
+    its spare nodes, by number.
 
-    busy: nodes with a GPU in use; busy_in: the same for each part. used: GPUs in use.
-    """
+    busy: nodes with a GPU in use; busy_in: the same for each part. used: GPUs in use."""
 
     def __init__(self, nodes: int, size: int, zones: int = 0) -> None:
         self.size = size
@@ -48,7 +47,8 @@ class NodePool:
         return not rest or whole > full or any(counts[part][free] for part in parts for free in range(rest, self.size))
 
     def take(self, gpus: int, parts: Sequence[int]) -> Held:
-        """Take nodes for a job that fits, from the first parts as far as they suffice."""
+        """Take nodes for a job that fits, from the first of ``parts`` as far as they suffice;
+        return (node, number of its GPUs) pairs."""
         assert self.fits(gpus, parts)
         full, rest = divmod(gpus, self.size)
         held: Held = []
@@ -63,17 +63,17 @@ class NodePool:
         return held
 
     def release(self, held: Held) -> None:
-        """Free a job's GPUs."""
+        """Free the GPUs of a job. held: (node, number of its GPUs) pairs."""
         for node, gpus in held:
             self._move(node, self.free[node] + gpus)
 
     def hold(self, held: Held) -> None:
-        """Take these GPUs of these nodes."""
+        """Mark GPUs as used. held: (node, number of its GPUs) pairs."""
         for node, gpus in held:
             self._move(node, self.free[node] - gpus)
 
     def reserve(self, zone: Iterable[int], part: int) -> None:
-        """Move nodes into a part."""
+        """Move the nodes ``zone`` into the part of the cluster with the number ``part``."""
         for node in zone:
             was, free = self.part[node], self.free[node]
             if was != part:
@@ -85,7 +85,8 @@ class NodePool:
                 self.busy_in[part] += free < self.size
 
     def occupy(self, zone: Iterable[int]) -> Held:
-        """Take empty nodes whole."""
+        """Mark all GPUs of the nodes ``zone`` as used, which must be free; return (node, number of
+        its GPUs) pairs."""
         held: Held = []
         for node in zone:
             assert self.free[node] == self.size, "the zone is empty when the planned job starts"
@@ -121,13 +122,12 @@ MOST_POINTS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Utilisation over time. time: seconds, (T,). allocation: share of nodes with a GPU in use.
-    gpus: share of GPUs in use. retention: share of the reserved nodes that other jobs hold (NaN
-    without a reservation).
+    """Use of a cluster over time. time: (T,) seconds of the replay. allocation: share of nodes with
+    a GPU in use. gpus: share of GPUs in use. retention: share of the reserved nodes that other jobs
+    hold (NaN without a reservation).
 
-    steps: (E, 3), the exact values: time, and idle nodes and idle GPUs from then until the next
-    row.
-    """
+    steps: (E, 3), the exact values at each event: seconds, and idle nodes and idle GPUs from then
+    until the next event."""
 
     time: Floats
     allocation: Floats
@@ -145,7 +145,7 @@ class Series:
 
 
 class QueueMeter:
-    """Records utilisation; called before every event."""
+    """Recorder of a cluster's use over time; called before every event of the replay."""
 
     def __init__(self, nodes: int, size: int, sample: float) -> None:
         self.nodes, self.gpus, self.sample = nodes, nodes * size, sample
@@ -154,7 +154,8 @@ class QueueMeter:
         self.steps: list[tuple[float, int, int]] = []
 
     def advance(self, now: float, pool: NodePool, retention: float) -> None:
-        """Record that nothing has changed since the last call, until ``now``."""
+        """Record that the pool's use has not changed since the last call, until ``now`` (seconds of
+        the replay). retention: share of the reserved nodes that other jobs hold."""
         if now <= self.last:
             return
         while len(self.points) < MOST_POINTS and (at := len(self.points) * self.sample) < now:
@@ -163,11 +164,11 @@ class QueueMeter:
         self.last = now
 
     def finish(self, pool: NodePool) -> None:
-        """Record the final state."""
+        """Record the pool's use after the last event."""
         self.steps.append((self.last, self.nodes - pool.busy, self.gpus - pool.used))
 
     def series(self) -> Series:
-        """Return the recorded series."""
+        """Return the recorded use over time, at most ``MOST_POINTS`` points."""
         points = np.array(self.points, float).reshape(-1, 4)
         return Series(
             time=points[:, 0],

@@ -32,15 +32,17 @@ from plait.place.queue.workload import JobTrace
 
 Floats = NDArray[np.float64]
 END, ANNOUNCED, MOVED, PLANNED = 0, 1, 2, 3
-"""Kinds of events, in the order in which simultaneous events happen."""
+"""Kinds of events, in the order in which simultaneous events happen: a job ends, a planned job is
+announced, its zone may move, a planned job arrives."""
 WORTH_MOVING = 0.01
 """Minimum gain for which a zone moves, as a fraction of its GPUs that become free in time: a
 smaller gain is within the predictions' error."""
 
 
 class JobRun(NamedTuple):
-    """One run of a job on its GPUs from ``start`` to ``end``; preempted jobs have several. job: -1
-    for the first planned job, -2 for the second."""
+    """A run of a job from ``start`` to ``end``, in seconds of the replay; preempted jobs have
+    several. held: (node, number of its GPUs) pairs. job: -1 for the first planned job, -2 for the
+    second."""
 
     job: int
     start: float
@@ -103,7 +105,7 @@ def replay(
 
 
 class _Replay:
-    """A running replay."""
+    """State of a replay while it runs."""
 
     def __init__(
         self,
@@ -138,7 +140,8 @@ class _Replay:
     # ---- events ----
 
     def play(self, progress: Callable[[float], None] | None) -> None:
-        """Run until every job has ended."""
+        """Run the replay until every job has ended. progress: called with the share of jobs that
+        have ended."""
         for at, one in enumerate(self.reserved):
             heappush(self.events, (one.planned.announced, ANNOUNCED, at, 0))
             heappush(self.events, (one.due, PLANNED, at, 0))
@@ -170,7 +173,8 @@ class _Replay:
         return held / sum(len(one.zone.nodes if one.closed else one.nodes) for one in zones)
 
     def _running_at_start(self) -> int:
-        """Start jobs submitted before the replay, the largest first; jobs without room wait."""
+        """Start jobs submitted before the replay, the largest first; jobs without room wait. Return
+        the number of jobs submitted before the replay."""
         before = int(np.searchsorted(self.jobs.submit, 0.0, side="left"))
         for job in sorted(range(before), key=lambda job: (-self.gpus[job], job)):
             if self.pool.fits(self.gpus[job], (OUTSIDE,)):
@@ -235,8 +239,8 @@ class _Replay:
     # ---- planned jobs ----
 
     def _announce(self, reservation: Reservation) -> None:
-        """Reserve the planned job's nodes. If a late planned job still has them, this is repeated
-        when that job ends."""
+        """Choose and reserve the planned job's nodes. If an earlier planned job that is late still
+        has them, this is repeated when that job ends."""
         given, wanted = reservation.planned.zone, reservation.planned.nodes
         elsewhere = [part != OUTSIDE for part in self.pool.part]
         if given is not None:
@@ -257,8 +261,9 @@ class _Replay:
             self._arrive(reservation)
 
     def _chosen(self, reservation: Reservation, stays: list[float]) -> Zone:
-        """Return the planned job's nodes, by which nodes will be free when it arrives; placed, if
-        its shape is known."""
+        """Return the nodes to reserve for the planned job. stays: for each node, the share that
+        other jobs will still hold when it arrives. If its shape is known, its groups are placed on
+        them."""
         planned = reservation.planned
         return make_zone(stays, planned.nodes, planned.spares, self.cluster.minipod, planned.shape)
 

@@ -35,15 +35,17 @@ class JobShape:
     price: float = 0.0
 
     def price_in(self, minipod: int) -> float:
-        """Return the price of a node in minipods of ``minipod`` nodes."""
+        """Return the price of a node that another job has to leave, in units of the score, for
+        minipods of ``minipod`` nodes."""
         return self.price or 1.0 / minipod
 
 
 @dataclass(frozen=True, kw_only=True)
 class Zone:
-    """Nodes reserved for a planned job. nodes: its own, by node rank if its shape is known. spares:
-    additional nodes. pp_spread, dp_spread: minipods of its most spread PP group and DP group; None
-    for a job without shape. worth: the spread's score, converted to a number of nodes to empty."""
+    """Nodes reserved for a planned job. nodes: the job's own, by node rank if its shape is known.
+    spares: additional nodes. pp_spread, dp_spread: minipods of the most spread PP group and DP
+    group; None for a job without shape. worth: the score of these spreads, converted to a number of
+    nodes to empty."""
 
     nodes: list[int]
     spares: list[int]
@@ -52,15 +54,16 @@ class Zone:
     worth: float = 0.0
 
     def cost(self, stays: Sequence[float]) -> float:
-        """Return the number of nodes that other jobs will still hold, by share of each, plus the
-        weight of the spread."""
+        """Return the cost of a zone in nodes: those that other jobs will still hold (stays: the
+        share of each node), plus the score of the spreads."""
         return self.worth + sum(stays[node] for node in (*self.nodes, *self.spares))
 
 
 def make_zone(stays: Sequence[float], nodes: int, spares: int, minipod: int, shape: JobShape | None) -> Zone:
-    """Return the zone of a planned job. stays: for each node of the cluster, the share that costs
-    to empty (0: free in time; inf: not available). minipod: number of nodes of a minipod, which are
-    numbered consecutively."""
+    """Return the zone of a planned job: ``nodes`` nodes and ``spares`` more. stays: for each node
+    of the cluster, the share of it that is not free in time (0: all free; inf: not available).
+    minipod: number of nodes of a minipod, which are numbered consecutively. shape: its groups,
+    which are placed; None: whole minipods are preferred."""
     own = choose_zone(stays, nodes + spares, minipod)
     if shape is None:
         return Zone(nodes=own[:nodes], spares=own[nodes:])
@@ -74,7 +77,8 @@ def make_zone(stays: Sequence[float], nodes: int, spares: int, minipod: int, sha
 
 
 def _placed(cost: NDArray[np.float64], spares: int, minipod: int, shape: JobShape) -> Zone:
-    """Return the placement on the nodes of finite cost, in each minipod on the cheapest ones."""
+    """Return the zone on nodes of finite cost, in each minipod on the cheapest ones, with the
+    groups of ``shape`` placed."""
     pools: list[Pool] = []
     for first in range(0, len(cost), minipod):
         own = cost[first : first + minipod]
@@ -93,8 +97,9 @@ def _placed(cost: NDArray[np.float64], spares: int, minipod: int, shape: JobShap
 
 
 def choose_zone(stays: Sequence[float], nodes: int, minipod: int) -> list[int]:
-    """Return ``nodes`` nodes of the cluster, packed by minipod; other arguments as in
-    ``make_zone``.
+    """Return the numbers of ``nodes`` nodes of the cluster, minipod after minipod: the one first
+    whose nodes are the most free on average. stays: for each node, the share of it that is not free
+    in time. minipod: nodes of a minipod.
 
     >>> choose_zone([1, 1, 0, 0, 0, 1], nodes=3, minipod=2)
     [2, 3, 4]
@@ -206,7 +211,7 @@ class KeptZone:
 
 
 NOTHING = Zone(nodes=[], spares=[])
-"""Zone of a planned job that has no nodes."""
+"""The zone of a planned job without reserved nodes: before the announcement and after the end."""
 
 
 @dataclass(kw_only=True)
@@ -223,18 +228,19 @@ class Reservation:
 
     @property
     def part(self) -> int:
-        """Part number of its nodes in the pool; until the planned job arrives, of its spares,
-        too."""
+        """Number of the part of the pool that holds the planned job's nodes, and its spares until
+        it arrives."""
         return 2 * self.number - 1
 
     @property
     def spare_part(self) -> int:
-        """Part number of its spares after the planned job has arrived."""
+        """Number of the part of the pool that holds the planned job's spares after it has
+        arrived."""
         return 2 * self.number
 
     @property
     def nodes(self) -> list[int]:
-        """All reserved nodes, the spares last."""
+        """Numbers of all reserved nodes, the spares last."""
         return [*self.zone.nodes, *self.zone.spares]
 
     @property
@@ -249,15 +255,15 @@ class Reservation:
 
     @property
     def due(self) -> float:
-        """Time at which the zone must be empty."""
+        """Time at which the zone must be empty, in seconds of the replay: the planned arrival."""
         return self.planned.arrival
 
     def note(self, **values: object) -> None:
-        """Set fields of the planned job's result."""
+        """Set fields of ``kept``, the planned job's result. values: by field of ``KeptZone``."""
         self.kept = replace(self.kept, **values)  # type: ignore[arg-type]
 
     def count(self, name: str, more: int = 1) -> None:
-        """Add to a count of the planned job's result."""
+        """Add ``more`` to the field ``name`` of ``kept``, the planned job's result."""
         self.note(**{name: getattr(self.kept, name) + more})
 
 

@@ -79,12 +79,11 @@ def workload(
 def copies_of(
     trace: Trace, *, gpus: int, copies: float | None, load: float | None, window: float | None
 ) -> tuple[NDArray[np.int64], float, float | None]:
-    """Return (jobs that fit the cluster, share of its GPUs that one copy of them asks for, number
-    of copies).
+    """Return (numbers of the jobs that fit the cluster, share of its GPUs that one copy of them
+    asks for, number of copies of the trace; None: the trace as it is).
 
-    Raises DataError for a load that no number of copies reaches, or for too many jobs to replay:
-    those that arrive, and those that run before.
-    """
+    Raises DataError for a load that no number of copies reaches, or for more than ``MOST_JOBS``
+    jobs: those that arrive, and those that run before."""
     chosen = np.flatnonzero(trace.gpus <= gpus)
     one = float(trace.gpus[chosen] @ trace.duration[chosen]) / trace.span / gpus
     if load is not None:

@@ -27,7 +27,8 @@ NUMBERS = ("micro_batch", "weights", "dp", "pp", "gain_dp", "gain_pp")
 TEXTS = ("name", "gpu", "source", "date")
 NAME = "affinity.toml"
 NEUTRAL = 0.5
-"""Weight if measured gains favour neither."""
+"""Weight of the DP groups' spread if measurements favour neither DP-aligned nor PP-aligned
+placement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,21 +46,22 @@ class Profiled:
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """The ratios r1 and r2."""
+        """(r1, r2): computation to bytes sent, and DP bytes to PP bytes."""
         sent = self.volume.dp + self.volume.pp
         return self.micro_batch * self.volume.weights / sent, self.volume.dp / self.volume.pp
 
     @property
     def alpha(self) -> float:
-        """Weight of the DP groups' spread; a loss counts as no gain."""
+        """Weight of the DP groups' spread, from 0 to 1, by the measured gains; a loss counts as no
+        gain."""
         dp, pp = max(0.0, self.gain_dp), max(0.0, self.gain_pp)
         return dp / (dp + pp) if dp + pp else NEUTRAL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Affinity:
-    """Result of the comparison. alpha: weight of the DP groups' spread. why: reason, for the
-    user."""
+    """Weight of the DP groups' spread (``alpha``, from 0 to 1), and a sentence that names the
+    measured job behind it (``why``)."""
 
     alpha: float
     why: str
@@ -73,7 +75,7 @@ def own_rows() -> Path:
 
 def known_profiled() -> tuple[Profiled, ...]:
     """Return this user's measured jobs, the newest first, then the shipped ones. Raises JobError
-    like ``read_profiled``."""
+    naming file and key for a damaged file."""
     own = own_rows()
     measured = read_profiled(own)[::-1] if own.is_file() else ()
     return (*measured, *read_profiled(specs_folder() / "placement" / NAME))
@@ -89,15 +91,15 @@ def read_profiled(path: Path) -> tuple[Profiled, ...]:
 
 def _profiled(job: Any, key: str, file: str) -> Profiled:
     if not isinstance(job, dict):
-        raise JobError("is no table", file=file, key=key)
+        raise JobError("is no table", file=file, key=key, fix="Write it as [[jobs]]")
     for name in (*TEXTS, *NUMBERS):
         value: Any = job.get(name)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not (number if name in NUMBERS else isinstance(value, str)):
             kind = "a number" if name in NUMBERS else "a text"
-            raise JobError(f"{shown(value)} is not {kind}", file=file, key=f"{key}.{name}", fix="Correct it")
+            raise JobError(f"{shown(value)} is not {kind}", file=file, key=f"{key}.{name}", fix=f"Write {kind}")
         if name in NUMBERS[:4] and not value > 0:
-            raise JobError(f"{value} is not positive", file=file, key=f"{key}.{name}", fix="Correct it")
+            raise JobError(f"{value} is not positive", file=file, key=f"{key}.{name}", fix="Write a number above 0")
     volume = Volume(weights=job["weights"], dp=job["dp"], pp=job["pp"])
     return Profiled(
         name=job["name"], gpu=job["gpu"], micro_batch=job["micro_batch"], volume=volume,

@@ -37,9 +37,9 @@ Run = tuple[int, int]
 
 
 class Banding(NamedTuple):
-    """A construction. widths: columns of every band. runs: minipods of a band's cells, row by row.
-    exchanged: rows and columns have changed roles; ``rows`` is then the number of columns of the
-    matrix."""
+    """A construction of a placement in bands of columns. rows: PP groups. widths: columns (DP
+    groups) of every band. runs: for each band, the minipods of its cells, row by row. exchanged:
+    rows and columns have changed roles; ``rows`` is then the number of columns of the matrix."""
 
     rows: int
     widths: tuple[int, ...]
@@ -47,7 +47,8 @@ class Banding(NamedTuple):
     exchanged: bool = False
 
     def spreads(self) -> tuple[int, int]:
-        """Return upper bounds on the spreads of rows and of columns."""
+        """Return upper bounds on the number of minipods of the most spread PP group and DP
+        group."""
         down = max(len({pod for pod, _ in own}) for own in self.runs)
         cuts = Counter[int]()
         for width, own in zip(self.widths, self.runs, strict=True):
@@ -60,7 +61,7 @@ class Banding(NamedTuple):
         return (down, across) if self.exchanged else (across, down)
 
     def cells(self) -> list[int]:
-        """Return the minipod of every cell."""
+        """Return the index of the minipod of every cell, column by column."""
         found: list[int] = []
         for width, own in zip(self.widths, self.runs, strict=True):
             sequence = [pod for pod, cells in own for _ in range(cells)]
@@ -74,7 +75,8 @@ class Banding(NamedTuple):
 def bands(
     free: Sequence[int], rows: int, columns: int, count: int, *, tight: bool = False, cut: bool = False
 ) -> Banding | None:
-    """Return columns in ``count`` bands; None if there are too few nodes for that form.
+    """Return the construction that cuts ``columns`` DP groups into ``count`` bands; None if there
+    are too few nodes for that form. free: free cells of every minipod. rows: PP groups.
 
     The minipod with the most free cells serves the band with the greatest need, with whole rows
     only; with ``cut``, with all its cells, so that rows are cut where a minipod ends. tight: finish
@@ -114,7 +116,9 @@ def bands(
 
 
 class Offer(NamedTuple):
-    """A construction before it is built. rows, columns: minimum spreads of rows and of columns."""
+    """A construction before it is built. rows, columns: lower bounds on the spreads of PP groups
+    and DP groups. count: number of bands. exchanged: bands of rows instead of columns. tight, cut:
+    as in ``bands``."""
 
     rows: int
     columns: int
@@ -124,7 +128,8 @@ class Offer(NamedTuple):
     cut: bool
 
     def made(self, free: Sequence[int], rows: int, columns: int) -> Banding | None:
-        """Build the construction; None if there are too few nodes."""
+        """Return the construction; None if there are too few nodes. free: free cells of every
+        minipod. rows, columns: of the matrix."""
         if not self.exchanged:
             return bands(free, rows, columns, self.count, tight=self.tight, cut=self.cut)
         found = bands(free, columns, rows, self.count, tight=self.tight, cut=self.cut)
@@ -132,7 +137,8 @@ class Offer(NamedTuple):
 
 
 def offers(pods: int, rows: int, columns: int, *, by_rows: bool = True, by_columns: bool = True) -> Iterator[Offer]:
-    """Yield all constructions for a number of minipods. by_rows: bands of columns; by_columns:
+    """Yield all constructions for ``pods`` minipods and a matrix of ``rows`` PP groups and
+    ``columns`` DP groups. by_rows: bands of columns, which keep PP groups together; by_columns:
     bands of rows."""
     for exchanged, wanted, most in ((False, by_rows, columns), (True, by_columns, rows)):
         for count in range(1, min(most, pods) + 1) if wanted else ():
@@ -143,8 +149,8 @@ def offers(pods: int, rows: int, columns: int, *, by_rows: bool = True, by_colum
 
 
 EFFORT = 1_000_000
-"""Maximum number of minipods assigned in all tries together: two seconds at most, if every try
-fails."""
+"""Maximum number of times that ``TargetedBands`` assigns a minipod in all tries together: two
+seconds at most, if every try fails."""
 HALVED = 2
 """Maximum number of times that the columns of a band are halved."""
 MANY = 1 << 30
@@ -154,8 +160,8 @@ possible; True for bands as wide as these minipods allow, False for equal bands)
 
 
 class Aimed(NamedTuple):
-    """A construction with the given spreads, in ``count`` bands: of columns; with exchanged, of
-    rows."""
+    """A placement within two requested spreads. cells: the minipod of every cell. count: number of
+    bands. exchanged: the bands are of rows instead of columns."""
 
     cells: Cells
     count: int
@@ -175,13 +181,15 @@ class BandPart(NamedTuple):
 
 
 class TargetedBands:
-    """Tries on one matrix, until the effort is spent."""
+    """Constructions of placements for one matrix that aim at two given spreads; they share one
+    limit of effort (``EFFORT``)."""
 
     def __init__(self, free: Sequence[int], rows: int, columns: int, effort: int = EFFORT) -> None:
         self.free, self.rows, self.columns, self.effort = free, rows, columns, effort
 
     def at(self, row_spread: int, column_spread: int) -> Aimed | None:
-        """Return the first try that has both spreads; None if none has, or no effort is left."""
+        """Return the first construction whose PP groups touch at most ``row_spread`` minipods and
+        DP groups at most ``column_spread``; None if none does, or no effort is left."""
         for exchanged in (False, True):
             rows, columns = (self.columns, self.rows) if exchanged else (self.rows, self.columns)
             across, down = (column_spread, row_spread) if exchanged else (row_spread, column_spread)
@@ -199,8 +207,8 @@ class TargetedBands:
 
 
 def _counts(across: int, columns: int) -> list[int]:
-    """Return numbers of bands to try: as many as a row may touch, one or two fewer, and the
-    smallest numbers for some width."""
+    """Return numbers of bands to try: as many as a row may touch minipods (``across``), one or two
+    fewer, and the smallest numbers for some width."""
     most = min(across, columns)
     fewest = {-(-columns // width) for width in range(1, columns + 1)}
     nearly = range(max(1, most - 2), most + 1)
@@ -208,8 +216,9 @@ def _counts(across: int, columns: int) -> list[int]:
 
 
 class _Aim:
-    """One try. rooms: (free cells, minipod), sorted by size. down: maximum number of minipods that
-    a column may touch. given: number of assignments of a minipod."""
+    """One try of ``TargetedBands``. rooms: (free cells, minipod), sorted by size. down: maximum
+    number of minipods that a column may touch. given: number of times that a minipod was assigned.
+    """
 
     def __init__(self, free: Sequence[int], rows: int, columns: int, down: int, largest: int) -> None:
         self.rooms = sorted((cells, pod) for pod, cells in enumerate(free) if cells)
@@ -217,7 +226,8 @@ class _Aim:
         self.largest, self.given = min(largest, down), 0
 
     def parts(self, count: int, slack: int, *, widest: bool) -> list[BandPart] | None:
-        """Return at most ``count`` bands; None if the minipods do not suffice."""
+        """Return at most ``count`` bands for all columns; None if the minipods do not suffice.
+        slack: minipods that rows may touch beyond one for each band, in total."""
         found, left = list[BandPart](), self.columns
         for band in range(count):
             width = self._widest(left) if widest else -(-left // (count - band))
@@ -231,7 +241,8 @@ class _Aim:
         return None
 
     def _widest(self, most: int) -> int:
-        """Return the number of columns that the largest minipods hold in whole rows; 0 if none."""
+        """Return the number of columns, at most ``most``, whose rows the largest minipods hold
+        whole; 0 if none."""
         largest = [room for room, _ in self.rooms[-self.down :]]
         return bisect_right(range(1, most + 1), -self.rows, key=lambda width: -sum(room // width for room in largest))
 

@@ -1,4 +1,5 @@
-"""Lower bounds on eq. 2 that need no solver.
+"""Lower bounds on the score of a placement (eq. 2 of Arnold, arXiv 2509.15940) that need no
+solver.
 
 A minipod with n cells touches rho rows and gamma columns with rho * gamma >= n. Summed over
 minipods by Cauchy-Schwarz, r * c >= kappa = (sum of sqrt n)^2 / (rows * columns), where r and c are
@@ -23,7 +24,7 @@ EPSILON = 1e-9
 
 def fewest_minipods(free: Sequence[int], groups: int, size: int) -> int | None:
     """Return the minimum number of minipods that hold ``groups`` whole groups of ``size`` cells;
-    None if they cannot."""
+    None if they cannot. free: free cells of every minipod."""
     found = 0
     for count in sorted((cells // size for cells in free), reverse=True):
         if groups <= 0 or count == 0:
@@ -34,7 +35,8 @@ def fewest_minipods(free: Sequence[int], groups: int, size: int) -> int | None:
 
 
 def fewest_of_each(free: Sequence[int], groups: int, size: int) -> int:
-    """Return a lower bound on the spread of the most spread of ``groups`` groups of ``size`` cells.
+    """Return a lower bound on the number of minipods that the most spread of ``groups`` groups of
+    ``size`` cells touches. free: free cells of every minipod.
 
     >>> fewest_of_each([5, 5, 4, 4, 4], 2, 10), fewest_of_each([6, 6, 6, 6], 2, 10)
     (3, 2)
@@ -68,7 +70,8 @@ def most_groups(rooms: Iterable[tuple[int, int]], size: int, spread: int, small:
 
 
 def kappa(free: Sequence[int], rows: int, columns: int, cells: int) -> float:
-    """Return the lower bound on the spread of rows times that of columns."""
+    """Return the lower bound on the largest spread of rows times that of columns, for ``cells``
+    cells to be placed. free: free cells of every minipod."""
     total, rest = 0.0, cells
     for count in sorted(free, reverse=True):
         taken = min(count, rest)
@@ -80,8 +83,8 @@ def kappa(free: Sequence[int], rows: int, columns: int, cells: int) -> float:
 
 
 def frontier(problem: Problem) -> list[tuple[int, int]]:
-    """Return (spread of rows, lower bound on the spread of columns) for increasing spreads of rows,
-    without dominated pairs."""
+    """Return (spread of PP groups, lower bound on the spread of DP groups) in minipods, for
+    increasing spreads of PP groups, without pairs that another pair beats in both."""
     free = _room(problem)
     rows, columns, cells = len(problem.rows), len(problem.heights), problem.num_cells
     least = kappa(free, rows, columns, cells)
@@ -104,20 +107,19 @@ def frontier(problem: Problem) -> list[tuple[int, int]]:
 
 
 def lower_bound(problem: Problem) -> float:
-    """Return the lower bound on eq. 2."""
+    """Return a lower bound on the score of every placement of the problem."""
     return min(problem.score(rows, columns) for rows, columns in frontier(problem))
 
 
 class Relaxation:
-    """The same bound in whole rows and columns. Can minipods hold all cells if they touch at most
-    ``rows * r`` rows and ``columns * c`` columns in total? A minipod that touches rho rows and
-    gamma columns holds min(room, rho * gamma) cells.
+    """A bound in whole rows and columns on the spreads that are possible. Can minipods hold all
+    cells if they touch at most ``rows * r`` rows and ``columns * c`` columns in total? A minipod
+    that touches rho rows and gamma columns holds min(room, rho * gamma) cells.
 
     This is a knapsack with two budgets. If their product is small, dynamic programming over the
     minipods solves it for every pair of budgets. Otherwise by Lagrange multipliers: given prices of
     a touched row and column, each minipod takes what gains most. Prices times budgets plus all
-    gains is an upper bound on the cells held.
-    """
+    gains is an upper bound on the cells held."""
 
     def __init__(self, problem: Problem) -> None:
         import numpy as np
@@ -139,7 +141,8 @@ class Relaxation:
         self.most_held = self._knapsack(budgets) if small else None
 
     def excludes(self, row_spread: int, column_spread: int) -> bool:
-        """True if no placement has both spreads at most this large."""
+        """True if no placement has PP groups on at most ``row_spread`` minipods and DP groups on at
+        most ``column_spread``."""
         if self.most_held is not None:
             return bool(self.most_held[self.rows * row_spread, self.columns * column_spread] < self.cells)
         if any(row_spread <= r and column_spread <= c for r, c in self.excluded):
@@ -180,7 +183,7 @@ class Relaxation:
 
     def _knapsack(self, budgets: tuple[int, int]) -> Any:
         """Return the maximum number of cells held, for every number of rows and of columns touched
-        in total."""
+        in total up to ``budgets``: an array."""
         import numpy as np
 
         most = np.zeros(budgets, int)

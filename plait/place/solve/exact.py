@@ -1,10 +1,10 @@
-"""The default method: closed forms and bands, scored by eq. 2. A small matrix that stays open goes
-to a solver (``small``), a large one to split bands (``Aims``).
+"""The default placement method: closed forms and bands, scored by eq. 2 of Arnold (arXiv
+2509.15940). A small matrix that stays open goes to a solver (``small``), a large one to split bands
+(``TargetedBands``).
 
 Milliseconds for ten thousand nodes, since constructions whose bounds cannot beat the best answer
 are skipped; up to a second if there is hardly more room than needed. Some tenths of a second, at
-most ``small.LIMIT``, for a small open matrix.
-"""
+most ``small.LIMIT``, for a small open matrix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def exact(problem: Problem) -> Assignment:
     best, value = _best_banding(problem, rows, columns, known)
     if best is None:
         raise PlacementError(
-            f"The job has {problem.num_cells} cells, and minipods have room for {sum(free)}. Free more nodes."
+            f"The job has {problem.num_cells} cells, and minipods have room for {sum(free)} (a cell: nodes that must "
+            "share one minipod). Free more nodes."
         )
     cells, note = tuple(best.cells()), _named(len(best.widths), exchanged=best.exchanged)
     if problem.unit != "both":
@@ -59,12 +60,11 @@ def _special(problem: Problem) -> str:
 
 
 def _aimed(problem: Problem, targets: Sequence[tuple[int, int]], known: Assignment) -> Assignment:
-    """Return the best of ``targets`` that aimed bands reach, else the known assignment. The first
-    target's score is the bound.
+    """Return the first of ``targets`` (pairs of spreads, best first) that targeted bands reach,
+    else the known assignment. The first target's score is the bound.
 
     For each spread of rows, the largest useful spread of columns is tried first: if that fails,
-    smaller ones fail, too. Then a bisection follows down to the smallest.
-    """
+    smaller ones fail, too. Then a bisection follows down to the smallest."""
     assert problem.shape is not None
     if not targets:
         return known
@@ -85,8 +85,8 @@ def _aimed(problem: Problem, targets: Sequence[tuple[int, int]], known: Assignme
 
 
 def _with_row_spares(problem: Problem) -> Assignment:
-    """Return an assignment with spares as additional columns, so that they lie where a row's nodes
-    lie."""
+    """Return an assignment with the PP groups' spares as additional columns, so that spares lie
+    where the nodes of their PP group lie."""
     assert problem.shape is not None
     rows, columns = problem.shape
     wide = replace(
@@ -103,7 +103,8 @@ def _with_row_spares(problem: Problem) -> Assignment:
 def _best_banding(
     problem: Problem, rows: int, columns: int, known: Sequence[tuple[int, int]]
 ) -> tuple[Banding | None, float]:
-    """Return the best banding and its score. Offers with the lowest bound come first."""
+    """Return the best construction in bands and its score; (None, inf) if none fits. Constructions
+    with the lowest bound are built first. known: pairs of spreads as from ``frontier``."""
     free, pods = problem.capacity, len(problem.pools)
 
     def least(offer: Offer) -> float:

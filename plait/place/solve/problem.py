@@ -1,9 +1,8 @@
 """Problem: a placement problem as plain values, and the score of its answers.
 
-A cell of the communication matrix takes one or more nodes of one minipod. ``Cells`` is an answer:
-the pool of every cell, by number. Methods know pools by number only; ``plait.place.placing`` turns
-them into hosts.
-"""
+The communication matrix has a row for each PP group and a column for each DP group. A cell of it
+takes one or more nodes of one minipod. ``Cells`` is an answer: the pool of every cell, by number.
+Methods know pools by number only; ``plait.place.placing`` turns them into hosts."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ from plait.core.job.communication import CommunicationMatrix, Volume, columns_of
 Unit = Literal["both", "pp", "dp"]
 By = Literal["spread", "seconds"]
 Cells = tuple[int, ...]
-"""The pool of every cell."""
+"""The number of the pool in which each cell lies, by cell: column by column, as node ranks are."""
 
 
 class Assignment(NamedTuple):
-    """Answer of a method. cells: the pool of every cell. bound: lower bound on the score, if the
-    method has proven a better one than the closed form. row_spares: pools of the rows' spare nodes.
-    note: for the user."""
+    """Answer of a placement method. cells: the pool of every cell. bound: lower bound on the score,
+    if the method has proven a better one than the closed form; else 0. row_spares: pools of the PP
+    groups' spare nodes. note: a remark for the user."""
 
     cells: Cells
     bound: float = 0.0
@@ -71,20 +70,20 @@ class Spares:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A placement problem. heights: cells of every column (DP group). alpha: weight of the columns'
-    spread; the rows' weight is 1 - alpha. unit: groups that are kept together first. edges: pairs
-    of columns that exchange activations.
+    """A placement problem. heights: cells of every column (DP group). alpha: weight of the DP
+    groups' spread; that of the PP groups (rows) is 1 - alpha. unit: the groups that a method keeps
+    together first. edges: pairs of columns that exchange activations.
 
     price: of each node that another job gives up, in units of the score; None: no preemption.
     forbidden: (column, minipod) pairs that are not allowed. gpus: GPU type of every column; "":
-    any.
-    """
+    any."""
 
     heights: tuple[int, ...]
     pools: tuple[Pool, ...]
     alpha: float = 0.3
     by: By = "spread"
-    """Objective: eq. 2, or the predicted seconds of communication."""
+    """Objective to minimise: ``spread``, the weighted number of minipods of the most spread groups
+    (eq. 2 of Arnold); or ``seconds``, predicted communication of a step."""
     unit: Unit = "both"
     nodes_per_cell: int = 1
     expert_cells: int = 1
@@ -97,7 +96,8 @@ class Problem:
     limit: float = 10.0
     """Time limit of a solver in seconds."""
     volumes: tuple[Volume, ...] = ()
-    """Bytes sent by every column, for predictions in seconds."""
+    """Bytes that a rank sends in a step along DP and PP and between experts, for each column; for
+    predictions in seconds."""
     network: Network | None = None
     ranks_per_node: int = 8
     plan: str = ""
@@ -110,19 +110,21 @@ class Problem:
         if self.unit not in ("both", "pp", "dp"):
             raise PlacementError(f"'{self.unit}' is no scheduling unit. Use pp, dp or both.")
         if self.by not in ("spread", "seconds"):
-            raise PlacementError(f"'{self.by}' is nothing to score by. Use spread or seconds.")
+            raise PlacementError(f"place.by: '{self.by}' is nothing to score by. Use spread or seconds.")
         if self.by == "seconds" and not (self.volumes and self.network):
             raise PlacementError("Seconds cannot be predicted: what the job sends is not counted. Score by spread.")
 
     @staticmethod
     def plain(rows: int, columns: int, free: Sequence[int], **more: object) -> Problem:
-        """Return a problem from plain numbers. free: number of free nodes of each minipod."""
+        """Return a problem of equal columns, with generated names. rows, columns: PP groups and DP
+        groups. free: number of free nodes of each minipod. more: further fields."""
         pools = tuple(Pool.plain(f"m{at:03}", count) for at, count in enumerate(free))
         return Problem(heights=(rows,) * columns, pools=pools, **more)  # type: ignore[arg-type]
 
     @staticmethod
     def of(matrix: CommunicationMatrix, pools: Sequence[Pool], **more: object) -> Problem:
-        """Return the problem of placing a job's matrix. more: further fields."""
+        """Return the problem of placing a job. matrix: its groups and traffic. pools: usable nodes.
+        more: further fields of ``Problem``."""
         return Problem(
             heights=matrix.heights, pools=tuple(pools), nodes_per_cell=matrix.nodes_per_cell, edges=matrix.edges,
             expert_cells=matrix.expert_cells, volumes=matrix.volumes, ranks_per_node=matrix.ranks_per_node, **more,  # type: ignore[arg-type]
@@ -140,12 +142,12 @@ class Problem:
 
     @cached_property
     def columns(self) -> tuple[tuple[int, ...], ...]:
-        """Cells of every DP group."""
+        """Numbers of the cells of every column (DP group)."""
         return columns_of(self.heights)
 
     @cached_property
     def rows(self) -> tuple[tuple[int, ...], ...]:
-        """Cells of every PP group."""
+        """Numbers of the cells of every row (PP group)."""
         return rows_of(self.heights)
 
     @cached_property
@@ -155,7 +157,7 @@ class Problem:
 
     @cached_property
     def minipod_of(self) -> tuple[int, ...]:
-        """Index of every pool's minipod."""
+        """Index into ``minipods`` for every pool."""
         known = {name: at for at, name in enumerate(self.minipods)}
         return tuple(known[pool.minipod] for pool in self.pools)
 
@@ -168,7 +170,8 @@ class Problem:
 
     @property
     def is_plain(self) -> bool:
-        """True if the problem consists of its shape and numbers of free nodes only."""
+        """True if all columns are equal and nothing limits the choice of nodes: no preemption,
+        forbidden pairs or GPU types, and one pool in each minipod."""
         special = self.price is not None or self.forbidden or any(self.gpus)
         return self.shape is not None and not special and len(self.minipods) == len(self.pools)
 
@@ -185,20 +188,21 @@ class Problem:
         )  # fmt: skip
 
     def score(self, rows: int, columns: int) -> float:
-        """Return the score of the largest spreads of rows and of columns; it is monotone in
-        both."""
+        """Return the score of a placement: a weighted number of minipods, or seconds of a step.
+        rows, columns: minipods of the most spread PP group and DP group; the score grows with both.
+        """
         return self.row_score(rows) + self.column_score(columns)
 
     def row_score(self, spread: int) -> float:
-        """Return the rows' part of the score: of eq. 2, or seconds along PP."""
+        """Return the PP groups' part of the score. spread: minipods of the most spread PP group."""
         if self.by == "seconds":
             assert self.network
             return self.network.p2p(max(one.pp for one in self.volumes), spread)
         return (1 - self.alpha) * spread
 
     def column_score(self, spread: int) -> float:
-        """Return the columns' part of the score: of eq. 2, or seconds along DP and between experts,
-        which spread over no more minipods."""
+        """Return the DP groups' part of the score; in seconds with the traffic between experts,
+        which spread over no more minipods. spread: minipods of the most spread DP group."""
         if self.by == "seconds":
             assert self.network
             among = self.network.collective(max(one.ep for one in self.volumes), min(spread, self.expert_cells))
@@ -245,9 +249,9 @@ def _or_take(problem: Problem) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class MinipodSpread:
-    """Spread of an answer over minipods. rows, columns: minipods of the most spread row and column.
-    used: minipods in use. crossings: pairs of neighbours along rows and columns in different
-    minipods."""
+    """Spread of a placement over minipods. rows, columns: minipods of the most spread PP group and
+    DP group. used: minipods in use. crossings: pairs of neighbouring cells of a PP or DP group in
+    different minipods."""
 
     rows: int
     columns: int
@@ -256,7 +260,7 @@ class MinipodSpread:
 
 
 def spread_of(problem: Problem, cells: Cells) -> MinipodSpread:
-    """Return the spread of an answer."""
+    """Return the spread of a placement over minipods. cells: the pool of every cell."""
     pod = [problem.minipod_of[pool] for pool in cells]
     rows = max(len({pod[cell] for cell in row}) for row in problem.rows)
     columns = max(len(set(pod[column[0] : column[-1] + 1])) for column in problem.columns)

@@ -31,8 +31,9 @@ from plait.place.solve.problem import Assignment, Cells, Problem, spread_of
 
 
 def mip(problem: Problem) -> Assignment:
-    """Return the assignment of the paper's program; units are PP groups unless the problem says DP.
-    Raises PlacementError if the program does not support the problem, or finds no plan in time."""
+    """Return the assignment of the paper's program; PP groups are kept together unless ``unit`` is
+    ``dp``. Raises PlacementError if the program does not support the problem, or finds no placement
+    within the problem's ``limit``."""
     if not problem.is_plain or problem.spares.per_row or problem.by != "spread":
         raise PlacementError(
             "The paper's program knows equal groups only, and neither forbidden pairs, nodes to be preempted, "
@@ -45,7 +46,7 @@ def mip(problem: Problem) -> Assignment:
     weight = 1 - problem.alpha if by_column else problem.alpha
     solved = _solved(problem, units, size, weight)
     if solved.x is None:
-        raise PlacementError(f"The program found no plan in {problem.limit:g} s. Allow more with place.limit.")
+        raise PlacementError(f"The program found no placement in {problem.limit:g} s. Allow more with place.limit.")
     pods = len(problem.capacity)
     sequences: list[list[int]] = []
     for unit in range(units):
@@ -60,8 +61,9 @@ def mip(problem: Problem) -> Assignment:
 
 
 def _solved(problem: Problem, units: int, size: int, weight: float) -> Any:
-    """Return the solution. Variables: y of every minipod, T, n of every (unit, minipod) in nodes, s
-    of every (unit, minipod)."""
+    """Return HiGHS's result of the paper's program for ``units`` groups of ``size`` nodes. weight:
+    of the number of minipods used. Variables: y of every minipod, T, n of every (unit, minipod) in
+    nodes, s of every (unit, minipod)."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, eye_array, hstack, kron
@@ -117,7 +119,7 @@ MOST_VARIABLES = 60_000
 
 def cpsat(problem: Problem) -> Assignment:
     """Return the assignment by CP-SAT. Raises PlacementError if there is no placement, or none is
-    found in time."""
+    found within the problem's ``limit``."""
     from ortools.sat.python import cp_model
 
     merged = _merged(problem)
@@ -135,7 +137,7 @@ def cpsat(problem: Problem) -> Assignment:
     legal = start if start and _is_free_of_extras(problem) else None
     if status == cp_model.INFEASIBLE and not legal:
         if merged > 1:
-            raise PlacementError(f"No placement that keeps {merged} neighbouring rows together. Free more nodes.")
+            raise PlacementError(f"No placement keeps {merged} neighbouring PP groups together. Free more nodes.")
         raise PlacementError(
             "There is no placement: the free nodes, the types of GPU, spares and forbidden pairs leave none. Free "
             "nodes, keep fewer spares or forbid less."
@@ -157,7 +159,8 @@ def _value(problem: Problem, cells: Cells) -> float:
 
 
 def _scale(problem: Problem) -> float:
-    """Return the factor from the score to the solver's integers."""
+    """Return the factor by which the score is multiplied to become the solver's integer
+    objective."""
     return SCALE if problem.by == "spread" else SCALE / max(problem.score(1, 1), 1e-12)
 
 
@@ -166,21 +169,23 @@ def _is_free_of_extras(problem: Problem) -> bool:
 
 
 def _merged(problem: Problem) -> int:
-    """Return the number of neighbouring rows that are placed as one."""
+    """Return the number of neighbouring PP groups (rows) that the solver places as one, so that it
+    has few enough variables; 1: each by itself. Raises PlacementError if that is needed and columns
+    differ."""
     variables = problem.num_cells * len(problem.pools)
     if variables <= MOST_VARIABLES:
         return 1
     if problem.shape is None:
         raise PlacementError(
-            f"{problem.num_cells} cells of unequal groups over {len(problem.pools)} pools of nodes are more than the "
-            "solver takes. Leave minipods out with place.avoid."
+            f"Stages of unequal size, {problem.num_cells} blocks of nodes and {len(problem.pools)} pools of free nodes "
+            "are more than CP-SAT can take. Leave minipods out with place.avoid."
         )
     return -(-variables // MOST_VARIABLES)
 
 
 def _start(problem: Problem) -> Assignment | None:
-    """Return the default's answer to the problem without the parts that only this solver supports;
-    None if there is none."""
+    """Return the default method's assignment for the problem without the parts that only CP-SAT
+    supports, as a start; None if there is none."""
     pools = problem.pools
     if len(problem.minipods) != len(pools) or problem.shape is None:
         return None
@@ -194,8 +199,8 @@ def _start(problem: Problem) -> Assignment | None:
 
 @dataclass
 class _Model:
-    """The model. x: variables of every bundle of cells and pool. weights: number of cells in each
-    bundle."""
+    """The CP-SAT model of a problem. x: for every bundle (cells that are placed as one) and pool,
+    the variable that the bundle lies there. weights: number of cells in each bundle."""
 
     model: Any
     problem: Problem
@@ -220,7 +225,7 @@ class _Model:
         self.taken = self._rooms()
 
     def _bundled(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the groups as lists of bundle indices."""
+        """Return (PP groups, DP groups), each as a list of the indices of its bundles."""
         if self.merged == 1:
             self.members = [(cell,) for cell in range(self.problem.num_cells)]
             self.weights = [1] * len(self.members)
@@ -246,7 +251,8 @@ class _Model:
         return (column, one.minipod) not in problem.forbidden and needs in ("", one.gpu)
 
     def _touched(self, groups: Sequence[Sequence[int]]) -> list[list[Any]]:
-        """Return variables for every group and minipod: True if the group touches the minipod."""
+        """Return a variable for every group and minipod, which is true if the group touches the
+        minipod."""
         found: list[list[Any]] = []
         for group in groups:
             there = [self.model.new_bool_var("") for _ in self.problem.minipods]
@@ -272,7 +278,7 @@ class _Model:
             self.spare.append(kept)
 
     def _rooms(self) -> list[Any]:
-        """Return the number of nodes that other jobs give up, by pool."""
+        """Return a variable for every pool: the number of nodes that other jobs give up there."""
         problem, taken = self.problem, list[Any]()
         for pool, one in enumerate(problem.pools):
             held = len(one.held) if problem.price is not None else 0
@@ -302,14 +308,14 @@ class _Model:
         model.minimize(total)
 
     def hint(self, cells: Cells) -> None:
-        """Set the start solution."""
+        """Set the solution from which the solver starts. cells: the pool of every cell."""
         for bundle, own in enumerate(self.members):
             for pool, one in enumerate(self.x[bundle]):
                 if not isinstance(one, int):
                     self.model.add_hint(one, cells[own[0]] == pool)
 
     def cells(self, solver: Any) -> Cells:
-        """Return the cells of a solution."""
+        """Return the pool of every cell in the solver's solution."""
         found = [0] * self.problem.num_cells
         for own, x in zip(self.members, self.x, strict=True):
             pool = next(at for at, one in enumerate(x) if not isinstance(one, int) and solver.boolean_value(one))
@@ -318,5 +324,5 @@ class _Model:
         return tuple(found)
 
     def row_spares(self, solver: Any) -> tuple[int, ...]:
-        """Return the pools of the rows' spare nodes."""
+        """Return the pools of the PP groups' spare nodes in the solver's solution."""
         return tuple(pool for kept in self.spare for pool, one in enumerate(kept) for _ in range(solver.value(one)))

@@ -21,21 +21,21 @@ MOST_CELLS = 64
 LIMIT = 5.0
 """Maximum seconds of work of one core; ``place.limit`` is wall-clock time."""
 WORK = 0.8
-"""Deterministic time units of the solver per second of a core: one unit takes about 1.2 s."""
+"""Units of the solver's deterministic time per second of a core: one unit takes about 1.2 s."""
 MOVES, TRIES = 100_000, 4
 """Moves of a try, which take at most 0.3 s of a core; and number of tries, each from a new
 start."""
 HOT, COLD = 1.0, 0.15
-"""First and last temperature. A move that touches one more minipod is accepted in 37 % of cases at
-first, and in 0.1 % at the end."""
+"""First and last temperature of the annealing. A move that touches one more minipod is accepted in
+37 % of cases at first, and in 0.1 % at the end."""
 
 Spreads = tuple[int, int]
-"""(spread of rows, spread of columns)."""
+"""(minipods of the most spread PP group, minipods of the most spread DP group)."""
 
 
 def solve_small(problem: Problem, targets: Sequence[Spreads], known: Assignment) -> Assignment:
-    """Return the best of ``targets`` that can be reached, or ``known`` if none can. targets:
-    spreads with a better score than ``known``, best first. The bound is the score of the best
+    """Return the best of ``targets`` that can be reached, or ``known`` if none can. targets: pairs
+    of spreads with a better score than ``known``, best first. The bound is the score of the best
     target that remains open."""
     assert problem.shape is not None
     solved, best = _solved(problem, targets), known
@@ -81,8 +81,9 @@ def _solved(problem: Problem, targets: Sequence[Spreads]) -> _Solved:
 
 
 def _model(model: Any, problem: Problem, free: Sequence[int], targets: Sequence[Spreads]) -> list[list[Any]]:
-    """Add variables for every cell and minipod (True if the cell lies there) and minimise the index
-    of the target. free: cells of every minipod."""
+    """Add the cells' variables to a CP-SAT model, to minimise the index of the reached target;
+    return a variable for every cell and minipod, true if the cell lies there. free: free cells of
+    every minipod."""
     x = [[model.new_bool_var("") for _ in free] for _ in range(problem.num_cells)]
     for cell in x:
         model.add_exactly_one(cell)
@@ -98,8 +99,9 @@ def _model(model: Any, problem: Problem, free: Sequence[int], targets: Sequence[
 
 
 def _counts(model: Any, group: Sequence[Sequence[Any]], free: Sequence[int], most: Any) -> list[Any]:
-    """Return how many cells of a row or column lie in each minipod, at most ``most`` of which it
-    touches. These are separate variables, so that bounds need not decide on single cells."""
+    """Return variables for the number of a group's cells in each minipod, of which the group
+    touches at most ``most``. These are separate variables, so that bounds need not decide on single
+    cells."""
     there = [model.new_bool_var("") for _ in free]
     counts = [model.new_int_var(0, min(room, len(group)), "") for room in free]
     model.add(sum(counts) == len(group))
@@ -147,7 +149,8 @@ class _Slots:
         )
 
     def cooled(self, chance: random.Random) -> bool:
-        """Anneal; True if nothing exceeds its spread at the end."""
+        """Run the annealing; return True if no row or column exceeds its allowed spread at
+        the end."""
         fall, temperature = (COLD / HOT) ** (1 / MOVES), HOT
         for _ in range(MOVES):
             if not self.excess:
@@ -162,12 +165,13 @@ class _Slots:
         return not self.excess
 
     def _lines(self, at: int) -> tuple[int, int]:
-        """Return the row and the column of a cell."""
+        """Return (row, column) of the cell ``at``."""
         column, row = divmod(at, self.rows)
         return row, column
 
     def _exchange(self, first: int, second: int) -> int:
-        """Exchange two slots and return the increase of the excess."""
+        """Exchange two slots; return by how many minipods rows and columns exceed their spreads
+        more than before."""
         slots, before = self.slots, self.excess
         slots[first], slots[second] = slots[second], slots[first]
         for at, left, taken in ((first, slots[second], slots[first]), (second, slots[first], slots[second])):
