@@ -176,8 +176,7 @@ def place(problem: Problem, method: str = "exact") -> Placement:
 
 
 def placed_by(problem: Problem, method: Method, name: str) -> Placement:
-    """Return the placement that ``method`` finds, checked. name: the method's name. Raises
-    PlacementError if there are too few nodes, or if the method does not support the problem."""
+    """Return the checked placement that ``method`` (called ``name``) finds. Raises as ``place``."""
     problem.check_room()
     begun = time.perf_counter()
     answer = method(problem)

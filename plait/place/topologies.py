@@ -91,9 +91,7 @@ def read_topology(
             if topology is None:
                 topology = found.topology
                 if topology is None:
-                    raise JobError(
-                        "has states of nodes, and no switches", fix="Give it with states=FILE beside a topology"
-                    )
+                    raise JobError("has states of nodes, and no switches", fix="Give it with states=FILE to a topology")
             if found.states or found.hardware:
                 topology, more = apply_result(topology, found, source.where, remarks.over)
                 remarks.notes += more

@@ -75,8 +75,7 @@ class Banding(NamedTuple):
 def bands(
     free: Sequence[int], rows: int, columns: int, count: int, *, tight: bool = False, cut: bool = False
 ) -> Banding | None:
-    """Return the construction that cuts ``columns`` DP groups into ``count`` bands; None if there
-    are too few nodes for that form. free: free cells of every minipod. rows: PP groups.
+    """Return columns in ``count`` bands; None if minipods with ``free`` cells lack room for that.
 
     The minipod with the most free cells serves the band with the greatest need, with whole rows
     only; with ``cut``, with all its cells, so that rows are cut where a minipod ends. tight: finish
