@@ -168,7 +168,8 @@ def _assigned(part: RankPart, ranges: Any) -> dict[str, tuple[tuple[int, ...], s
 
 
 def _renamed(part: RankPart, whole: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors under the names and in the shapes of Hugging Face."""
+    """Return a run's tensors under Hugging Face's names and in its shapes. whole: all tensors of
+    the model."""
     found: dict[str, Tensor] = {}
     for name, members in contents(part.plan.model).items():
         value = whole[members[0][0].name].new_empty(members[0][1].shape)

@@ -343,7 +343,8 @@ def _words(text: str) -> list[str]:
 
 
 def _groups(widths: Sequence[int], width: int | None) -> list[list[int]]:
-    """Return the indices of the columns of each line."""
+    """Return the indices of the columns that fit on each line of a table row. width: of the
+    terminal in characters; None: all on one line."""
     groups: list[list[int]] = [[]]
     taken = 0
     for place, size in enumerate(widths):

@@ -54,13 +54,14 @@ class Checkpoints:
     """The checkpoints of one run, written in the background. Every method is called by all ranks of
     ``group``.
 
-    held: by tensor name, the boxes that it holds. keep: the complete checkpoints to keep on disk,
-    or how many; with 1, the previous checkpoint stays until the next one begins. group: a gloo
-    group of all ranks, used for nothing else, whose timeout bounds every wait for a rank; None for
-    a single process. read_only: leave the folder as it is, to read the checkpoints of a running
-    job; otherwise remove what a crash left in it. beside: function that the writing thread calls on
-    every rank after each checkpoint; ``gathered_statistics`` holds all results. epoch: the attempt
-    at the run, if there is one. Raises CheckpointError if the folder cannot be used.
+    held: by tensor name, the boxes (ranges of whole tensors) that it holds. keep: the complete
+    checkpoints to keep on disk, or how many; with 1, the previous checkpoint stays until the next
+    one begins. group: a gloo group of all ranks, used for nothing else, whose timeout bounds every
+    wait for a rank; None for a single process. read_only: leave the folder as it is, to read the
+    checkpoints of a running job; otherwise remove what a crash left in it. beside: function that
+    the writing thread calls on every rank after each checkpoint; ``gathered_statistics`` holds all
+    results. epoch: the attempt at the run, if there is one. Raises CheckpointError if the folder
+    cannot be used.
 
         checkpoints = Checkpoints(folder, optimizer.held)
         checkpoints.save(100, {"weights": model.named}, {"sequences": 3200})
@@ -221,8 +222,8 @@ class Checkpoints:
         return Manifest.from_text(self._peers.run_on_first(lambda: self._folder.read(step).to_text()))
 
     def _problem(self, manifest: Manifest) -> str | None:
-        """Return what is wrong with a checkpoint's contents, None if nothing is; each rank reads a
-        share of the files."""
+        """Return what is wrong with a checkpoint's contents, None if nothing is. Called by all
+        ranks; each reads a share of the files."""
         names = sorted(manifest.files)[self._peers.rank :: self._peers.size]
         problems = self._peers.run_on_all(lambda: self._folder.problem(manifest, names))
         return next(filter(None, problems), None)

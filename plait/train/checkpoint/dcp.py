@@ -109,7 +109,7 @@ def _state(made: Any, name: str) -> dict[str, Any]:
 
 
 def _size(made: Any) -> tuple[int, ...]:
-    """Return the value of a torch.Size. Raises ValueError."""
+    """Return the shape in an unpickled torch.Size. Raises ValueError if it is none."""
     if assert_kind(made, PickledObject).of != Named("torch", "Size"):
         raise ValueError(f"{made.of} in place of a size")
     (sizes,) = made.args
@@ -144,7 +144,8 @@ def read_box(stored: StoredTensor, box: Box) -> Tensor:
 
 
 def _rows(file: Path, chunk: Chunk, dtype: torch.dtype, rows: range) -> Tensor:
-    """Return some rows of a chunk. Raises ValueError for an archive that is not as described."""
+    """Return some rows (dim 0) of a chunk as a tensor. Raises ValueError for an archive that is not
+    as described."""
     import torch
 
     shape = chunk.box.shape

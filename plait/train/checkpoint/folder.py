@@ -39,7 +39,7 @@ _FILE = re.compile(r"rank-\d{5,}\.safetensors")
 
 
 def file_of(rank: int) -> str:
-    """Return the name of the file that a rank writes."""
+    """Return the name of the file that a rank writes into a checkpoint."""
     return f"rank-{rank:05d}.safetensors"
 
 
@@ -52,7 +52,7 @@ class Stored(NamedTuple):
 
 
 def name_in_file(key: str, box: Box) -> str:
-    """Return a part's name in its file.
+    """Return the name that a part of a tensor has in its safetensors file.
 
     >>> name_in_file("master/norm.weight", Box((0,), (8,)))
     'master/norm.weight[0:8]'

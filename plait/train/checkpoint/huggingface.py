@@ -74,8 +74,8 @@ def load(model: Share, folder: Path) -> None:
 
 
 class _Tensors:
-    """Readers for parts of a folder's tensors, by name without the family's prefix; each file is
-    opened once."""
+    """Readers of a folder's tensors, range by range, by name without the family's prefix; each file
+    is opened once."""
 
     def __init__(self, stored: Mapping[str, Stored]) -> None:
         self.stored = stored
@@ -112,12 +112,10 @@ def save(
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a whole model as ``AutoModelForCausalLM.from_pretrained(folder)`` reads it, in the
-    model's dtype.
-    extra: further keys of ``config.json`` (token ids). files: further files, by name. shard_bytes:
-    bytes of a file, at most; larger models are split into several files. Files get their names at
-    the end, the configuration last. Raises CheckpointError for a folder that cannot be written, or
-    already holds a model.
-    """
+    model's dtype. extra: further keys of ``config.json`` (token ids). files: further files, by
+    name. shard_bytes: bytes of a file, at most; larger models are split into several files. Files
+    get their names at the end, the configuration last. Raises CheckpointError for a folder that
+    cannot be written, or already holds a model."""
     check_no_model(folder)
     spec, dtype = model.spec, next(iter(model.named.values())).dtype
     config = {**huggingface_config(spec, str(dtype).removeprefix("torch.")), **(extra or {})}
@@ -151,7 +149,8 @@ def config_text(values: Mapping[str, Any]) -> bytes:
 
 
 def contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, StoredPiece]]]:
-    """Return the file's tensors in order, each with the whole pieces that it consists of."""
+    """Return the tensors of a Hugging Face folder in order, by name, each with the whole pieces
+    that it consists of."""
     check_family(spec)
     found: dict[str, list[tuple[Piece, StoredPiece]]] = {}
     for piece in pieces(spec, Strategy(), 0):
@@ -162,7 +161,8 @@ def contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, StoredPiece]]]:
 
 
 def _tensor(model: Transformer, members: list[tuple[Piece, StoredPiece]]) -> Tensor:
-    """Return a tensor of a file, assembled from its pieces."""
+    """Return one tensor as Hugging Face stores it, assembled from its pieces (logical tensors such
+    as ``q.weight``)."""
     value = torch.empty(members[0][1].shape, dtype=next(iter(model.named.values())).dtype)
     for piece, at in members:
         whole = piece.view(model.named[piece.parameter].detach())
@@ -171,8 +171,8 @@ def _tensor(model: Transformer, members: list[tuple[Piece, StoredPiece]]) -> Ten
 
 
 def _shards(sizes: Mapping[str, int], shard_bytes: int) -> dict[str, list[str]]:
-    """Return the names of the files, each with the names of its tensors. sizes: bytes of each
-    tensor."""
+    """Return, for each file to write, its name and the names of its tensors. sizes: bytes of each
+    tensor. shard_bytes: bytes of a file, at most."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():

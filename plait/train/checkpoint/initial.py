@@ -62,7 +62,8 @@ def check_initial(folder: Path, spec: ModelSpec) -> IgnoredInput:
 
 
 def load_initial(model: Share, folder: Path) -> None:
-    """Fill this rank's weights. Called by all ranks at the same point. Raises CheckpointError."""
+    """Fill this rank's weights from a folder: a run of Plait, one of its checkpoints, or a Hugging
+    Face model. Called by all ranks at the same point. Raises CheckpointError."""
     from plait.train.checkpoint import huggingface
 
     if saved := saved_in(folder):

@@ -181,8 +181,8 @@ def _copy(copies: Sequence[Copy], rank: int, step: int) -> Copy:
 
 
 def _complete(by_rank: Sequence[Sequence[Copy]], world: int) -> dict[int, list[int]]:
-    """Return the steps for which every rank's copy exists. For each step: by rank, the rank that
-    holds its copy, itself if possible."""
+    """Return the steps for which the copies of all ranks exist. For each step: a list, by rank, of
+    the rank that holds its copy; itself if possible."""
     where: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, copies in enumerate(by_rank):
         for one in copies:

@@ -169,8 +169,8 @@ def read_ranges(folder: Path, ranges: Sequence[Range], tensors: Mapping[str, Sto
 
 
 def _entry(folder: Path, one: Range, tensors: Mapping[str, Stored]) -> Stored:
-    """Return the manifest's entry for a range's tensor. Raises CheckpointError if it is missing, or
-    has another shape or dtype."""
+    """Return the tensor of a checkpoint's manifest that a range is part of. Raises CheckpointError
+    if it is missing, or has another shape or dtype."""
     stored = tensors.get(one.key)
     if stored is None:
         raise CheckpointError(
@@ -191,11 +191,12 @@ CHUNK = 64 << 20
 """Bytes of one message between ranks, at most, unless a tensor is larger."""
 
 Part = tuple[str, Box]
-"""A range: the tensor's key, and the box."""
+"""A range of a stored tensor: (the tensor's key, the box)."""
 
 
 class ReadGroup(NamedTuple):
-    """ranks: the ranks that hold the ``parts``, the reader first."""
+    """Ranks that need the same ranges. ranks: the ranks, the one that reads the files first. parts:
+    the ranges."""
 
     ranks: tuple[int, ...]
     parts: tuple[Part, ...]
@@ -249,7 +250,8 @@ def distribute(groups: Sequence[ReadGroup], ranges: Sequence[Range], me: int, gr
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield consecutive tensors to send together."""
+    """Yield lists of consecutive tensors of at most ``CHUNK`` bytes together (more if one tensor is
+    larger), each list to be sent in one message."""
     chunk: list[Tensor] = []
     filled = 0
     for tensor in tensors:

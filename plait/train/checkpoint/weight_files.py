@@ -50,7 +50,7 @@ MAY_DIFFER = ("max_sequence", "tied_embeddings", "dropout", "attention_dropout",
 features that no folder has are refused elsewhere. With learned positions, ``max_sequence`` must
 agree."""
 _AT_ONCE = 4 << 20
-"""The number of values compared at once."""
+"""Number of values of two matrices that are compared at once."""
 LONGEST = 32 << 20
 """Bytes of a header, at most: a tensor takes about a hundred."""
 ITEMSIZE = {
@@ -293,7 +293,7 @@ class StoredPiece:
 
 
 def place(spec: ModelSpec, piece: Piece) -> StoredPiece:
-    """Return the position of ``piece`` in Hugging Face's files."""
+    """Return the position of ``piece`` (a logical tensor) in Hugging Face's files."""
     head, _, tail = piece.name.rpartition(".")
     layer, rest = None, head
     if head.startswith("layers."):

@@ -33,7 +33,7 @@ WATCHED = 16
 
 
 class Carrier(Protocol):
-    """The wire that is recorded."""
+    """Interface of the wires (process groups) whose collectives ``LoggedWire`` records."""
 
     size: int
     rank: int
@@ -57,7 +57,8 @@ class LoggedWire:
         self._signatures: dict[tuple[Collective, torch.dtype, int, int], tuple[int, int, int]] = {}
 
     def named(self, op: NamedOp, *, watched: bool = True) -> LoggedWire:
-        """Return the same wire with the name of an op's collective."""
+        """Return a wire of the same group whose collectives are recorded under the name of
+        ``op``."""
         return LoggedWire(self.wire, self.log, self.line, self.label, self.log.name_of(op), watched=watched)
 
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Flight | DeviceFlight:
@@ -95,7 +96,8 @@ class LoggedWire:
         return flight
 
     def _sign(self, key: tuple[Collective, torch.dtype, int, int], element: int) -> tuple[int, int, int]:
-        """Return bytes, call and signature of a record."""
+        """Return (bytes, call, signature) of a collective's record, and cache them. key: (kind,
+        dtype, numbers sent, numbers received). element: bytes of a number."""
         kind, dtype, sent, received = key
         name = str(dtype).removeprefix("torch.")
         size = max(sent, received) * element

@@ -181,7 +181,8 @@ class Lane:
 
 
 class _Key(NamedTuple):
-    """A chunk of a step's box."""
+    """Key of a chunk that a rank receives and passes on: the plan's step, and the range of elements
+    in the step's box."""
 
     step: int
     start: int
@@ -239,7 +240,7 @@ def _check(plan: ReshardPlan, rank: int, tile: Tensor | None, side: str) -> None
 
 
 class _Tiles:
-    """The two tiles of a rank, and the boxes of tasks in them."""
+    """A rank's source and destination tile of a reshard, and the boxes of its messages in them."""
 
     def __init__(self, plan: ReshardPlan, rank: int, source: Tensor | None, destination: Tensor | None) -> None:
         self.plan, self.rank = plan, rank
@@ -262,12 +263,12 @@ class _Tiles:
         return None if flat is None else flat[message.start * self.plan.itemsize : message.stop * self.plan.itemsize]
 
     def pack(self, message: Message, buffer: Tensor) -> None:
-        """Copy the message's elements from the tile."""
+        """Copy a message's elements from the source tile into ``buffer``."""
         for part, view in self._parts(message, buffer, receiving=False):
             part.copy_(view)
 
     def unpack(self, message: Message, buffer: Tensor) -> None:
-        """Copy the message's elements into the tile."""
+        """Copy a message's elements from ``buffer`` into the destination tile."""
         for part, view in self._parts(message, buffer, receiving=True):
             view.copy_(part)
 

@@ -35,14 +35,15 @@ class _Marked(NamedTuple):
 
 
 class _Inside(threading.local):
-    """Step and name of the job that a thread runs for another; name: 0 for none."""
+    """Thread-local step and name of the job that a background thread runs; name: 0 for none."""
 
     step: int = UNSET
     name: int = 0
 
 
 class Log:
-    """Writes a rank's ring. step: the step of records that begin now, ``NOBODY`` for none."""
+    """Log of a rank's work, written to its ring. step: the step of records that begin now,
+    ``NOBODY`` for none."""
 
     def __init__(self, ring: RingWriter, device: RankDevice) -> None:
         self.ring, self.device, self.step = ring, device, 0
@@ -67,8 +68,8 @@ class Log:
         return number
 
     def look(self) -> None:
-        """Record the ends of collectives that have ended. Any thread may call it; an end that two
-        threads see counts once."""
+        """Poll the collectives in flight, and record the end of each that has ended. Any thread may
+        call it; an end that two threads see counts once."""
         if self.host:
             self.ring.look()
         else:

@@ -232,7 +232,7 @@ def equal_splits(kind: Collective, source: Tensor, rank: int, size: int) -> tupl
 
 
 class _Several:
-    """Transfers in flight that end in the order in which they started."""
+    """Handle of several transfers in flight, which end in the order in which they started."""
 
     def __init__(self, works: Sequence[Handle]) -> None:
         self.works = works

@@ -37,18 +37,18 @@ silent rank before the waiting ranks fail."""
 LOOK = timedelta(seconds=60)
 """Duration of one wait on the store, for waits without a timeout."""
 TIMEOUT_PHRASES = ("Timed out waiting", "Connect timeout", "wait timeout after")
-"""Phrases in error messages of gloo, and of the store, for a rank that did not come."""
+"""Phrases in error messages of gloo, and of the store, that mean that a rank did not come in
+time."""
 FEW = 8
-"""Thread blocks of a communicator that is not urgent. A receive that is posted early occupies them
-until its message comes. An H100 runs 132 at once; not measured."""
+"""Thread blocks of NCCL for a communicator that is not urgent. A receive that is posted early
+occupies them until its message comes. An H100 runs 132 at once; not measured."""
 
 
 @contextmanager
 def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None = None) -> Generator[RankDevice]:
     """Context manager: yield the device of this rank, which is on its cores and in the world.
     store: where the ranks meet, if they have met already. Raises RankFailure if this rank has
-    waited for another beyond the timeout.
-    """
+    waited for another beyond the timeout."""
     torch.set_num_threads(run.threads)
     among = rank.place_among_cores
     number = among[0] if run.device == "shared" else rank.local_rank  # the hosts of a lab are one machine
@@ -151,7 +151,7 @@ def join_world(rank: RankEnv, store: Store, backend: str, timeout: float) -> Non
 
 
 def world_timeout() -> timedelta:
-    """Return the timeout of the world: how long a rank waits for another."""
+    """Return the timeout of the default process group, for which a rank waits for another."""
     world: Any = dist.distributed_c10d._get_default_group()
     return world._get_backend(torch.device("cpu")).options._timeout
 

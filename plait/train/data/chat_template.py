@@ -135,7 +135,7 @@ class ChatTemplate:
             ) from None
 
     def render(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
-        """Return the text of a chat. prompt: append the generation prompt. Raises WrongChat."""
+        """Return the text of a chat. prompt: append the generation prompt. Raises InvalidChat."""
         return self._marked(messages, tools, prompt=prompt).replace(BEGIN, "").replace(END, "")
 
     def _marked(self, messages: Sequence[Message], tools: Any, *, prompt: bool) -> str:
@@ -155,7 +155,7 @@ class ChatTemplate:
 
     def rendered(self, messages: Sequence[Message], tools: Any = None) -> list[Rendered]:
         """Return the texts of a chat: one if rendering is additive, else one per answer; each has
-        at least one answer. Answers with ``weight`` 0 do not count. Raises WrongChat."""
+        at least one answer. Answers with ``weight`` 0 do not count. Raises InvalidChat."""
         due = [at for at, one in enumerate(messages) if one.get("role") == ANSWERS and one.get("weight", 1)]
         if not due:
             return []
@@ -205,7 +205,7 @@ class ChatTemplate:
 
     def _answer(self, messages: Sequence[Message], tools: Any, at: int) -> Rendered:
         """Return the chat up to and including message ``at``, with this answer's range. Raises
-        WrongChat."""
+        InvalidChat."""
         before = self.render(messages[:at], tools) if at else ""
         try:
             asked = self.render(messages[:at], tools, prompt=True)
@@ -238,7 +238,8 @@ def _common(one: str, other: str) -> int:
 
 
 def _spans(marked: str) -> tuple[str, list[tuple[int, int]]]:
-    """Return a text without marks, and the ranges that were marked."""
+    """Return the text without generation marks, and the (begin, end) ranges in characters that were
+    marked."""
     text, spans, begin = "", list[tuple[int, int]](), 0
     for part in re.split(f"({BEGIN}|{END})", marked):
         if part == BEGIN:
@@ -273,7 +274,8 @@ _NONCE = secrets.token_hex(8)
 BEGIN, END = f"\ue000{_NONCE}b", f"\ue000{_NONCE}e"
 """Marks of an answer in the rendered text; random, so that no chat can contain them."""
 LABEL = f"z{_NONCE}"
-"""The beginning of the tag with a message's number, which is appended to the message's texts."""
+"""The beginning of the tag with a message's number that is appended to a message's texts to locate
+them."""
 
 
 def _environment() -> Environment:

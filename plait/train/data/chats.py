@@ -215,7 +215,7 @@ class Chats:
         )
 
     def _read(self, values: Mapping[str, Any] | str) -> _Pair | Sequence[Message]:
-        """Return the messages or texts of a row. Raises WrongChat."""
+        """Return the messages or texts of a row. Raises InvalidChat."""
         if isinstance(values, str):
             raise InvalidChat("is plain text, not a row with keys")
         settings = self.settings

@@ -48,7 +48,7 @@ UNPACKED, ROW = 160 << 20, 256
 """Bytes of text to check in a file of rows, and the bytes that each row adds to its text: a
 compressed file of some kilobytes may have a hundred million rows."""
 TAIL = 1 << 20
-"""Bytes at the end of a file in which its last line is looked for."""
+"""Bytes at the end of a JSON-lines file in which its last line is looked for."""
 TOKENS, STRETCH = 256 << 20, 4096
 """Tokens to check, about a second for a file in the page cache; and the least number of tokens at
 either end."""
@@ -96,8 +96,8 @@ def _of(key: str) -> Generator[None]:
 
 @dataclass
 class _Count:
-    """A source's tokens in each split, counted up to what one sequence needs. complete: True if all
-    documents were counted."""
+    """Count of a source's tokens in each split, up to what one sequence needs. complete: True if
+    all documents were counted."""
 
     one: DataSet
     plain: Tokenizer
@@ -247,8 +247,8 @@ class _Count:
 
 
 class _Ahead:
-    """Budgets of bytes to check beyond the counted documents, consumed in the order of the
-    files."""
+    """Budgets of bytes that are still to be checked for damage beyond the counted documents,
+    consumed in the order of the files."""
 
     def __init__(self) -> None:
         self._rows, self._texts = ROWS, TEXTS

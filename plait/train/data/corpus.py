@@ -56,7 +56,8 @@ _SHARD_NAME = re.compile(rf"({'|'.join(SPLITS)})-\d{{5,}}\.bin")
 
 
 class DamagedCorpus(DataError):
-    """A corpus whose files do not match its index. ``what`` is the damage, without the remedy."""
+    """A corpus whose files do not match its index. ``what``: the damage; the message adds the
+    remedy."""
 
     def __init__(self, folder: Path, what: str) -> None:
         super().__init__(f"{what}; {_remedy(folder)}")
@@ -131,7 +132,7 @@ class Index:
 
     @property
     def shards(self) -> tuple[TokenShard, ...]:
-        """Shards of all splits."""
+        """Shards (files of token ids) of all splits."""
         return tuple(shard for split in self.splits.values() for shard in split.shards)
 
     @property

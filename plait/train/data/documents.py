@@ -44,7 +44,7 @@ PART. A tokenizer takes some 120 bytes of memory per byte of text."""
 SHARD_TOKENS = 1 << 27
 GROUP = 1 << 20  # bytes encoded at once: enough texts to occupy every core, little memory
 MOST_WITHOUT = 0.01
-"""Share of a file's rows that may have no text."""
+"""Largest share of a file's rows that may have no text."""
 WITHOUT, EMPTY = "row(s) without a text", "empty document(s)"
 
 
@@ -133,8 +133,8 @@ def texts(files: Sequence[SourceFile], eval_fraction: float, reading: Reading) -
 
 
 class _Run:
-    """Consecutive pieces with the same split: one text, in parts if it is too long to be encoded at
-    once."""
+    """A run of consecutive pieces of a file with the same split, which become one text; in parts if
+    it is too long to be encoded at once."""
 
     def __init__(self, split: SplitName = "train") -> None:
         self.split: SplitName = split
@@ -142,7 +142,8 @@ class _Run:
         self._size, self._begins = 0, True
 
     def add(self, piece: bytes, done: int) -> Iterator[Text]:
-        """Add the next piece; yield full parts. Once a text has parts, it stays in parts."""
+        """Add the next piece of the file; yield texts that are full. Once a text has parts, it
+        stays in parts. done: bytes of files read so far."""
         self._pieces.append(piece)
         self._size += len(piece)
         if self._size > (LONGEST if self._begins else PART):

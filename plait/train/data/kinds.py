@@ -312,8 +312,8 @@ def _stream(path: Path, compression: str) -> IO[bytes]:
 MOST_UNDECODABLE = 0.01
 """Share of a file's bytes that may be zero or not UTF-8."""
 FEW = 4
-"""The number of such bytes that a short file may have in any case, unless they are more than a
-quarter of it."""
+"""Number of bytes that are zero or not UTF-8 and that a short file may have in any case, unless
+they are more than a quarter of it."""
 UNDECODABLE = "bytes that are zero or not UTF-8: the byte tokenizer keeps them, others read U+FFFD or U+0000"
 HALVES = re.compile("[\ud800-\udfff]")
 """Pattern of lone surrogates, which JSON can spell and UTF-8 cannot."""

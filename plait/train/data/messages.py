@@ -60,7 +60,7 @@ class MessageReader:
 
     def messages(self, values: Mapping[str, Any], key: str, setting: str) -> list[dict[str, Any]]:
         """Return the messages of a row, each with a role. setting: the setting of ``[data]`` that
-        names the key. Raises WrongChat."""
+        names the key. Raises InvalidChat."""
         listed = value_of(values, key, setting)
         if isinstance(listed, str):  # a format without lists stores JSON text
             listed = parse_json(listed, key)
@@ -99,7 +99,8 @@ class MessageReader:
         return {key: one for key, one in message.items() if one is not None}
 
     def _role(self, name: str, *, sharegpt: bool) -> str:
-        """Return the usual name of a role, and count it."""
+        """Return the usual name of a role, such as ``user`` for ``human``, and count it. sharegpt:
+        the message has ShareGPT's keys ``from`` and ``value``."""
         small = name.strip().lower()
         role = ROLES.get(small, small)
         if role not in KNOWN or (role == "tool" != small and not sharegpt):
@@ -112,7 +113,7 @@ class MessageReader:
 
 def value_of(values: Mapping[str, Any], key: str, setting: str) -> Any:
     """Return a row's value under a key. setting: the setting of ``[data]`` that names the key.
-    Raises WrongChat."""
+    Raises InvalidChat."""
     if values.get(key) is None:
         names = ", ".join(shown(one) for one in list(values)[:12] if values[one] is not None) or "nothing"
         raise InvalidChat(f"has no {shown(key)}, but {names}; name its key with data.{setting}")
@@ -120,7 +121,7 @@ def value_of(values: Mapping[str, Any], key: str, setting: str) -> Any:
 
 
 def parse_json(text: str, key: str) -> Any:
-    """Return the value of JSON text, as tables without lists store it. Raises WrongChat."""
+    """Return the value of JSON text, as tables without lists store it. Raises InvalidChat."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -141,7 +142,7 @@ def _calls(content: Any) -> dict[str, Any]:
 
 
 def _check(message: Mapping[str, Any], where: str) -> None:
-    """Raise WrongChat for an invalid content, invalid tool calls or an invalid weight."""
+    """Raise InvalidChat for an invalid content, invalid tool calls or an invalid weight."""
     content, calls = message.get("content"), message.get("tool_calls")
     if content is not None and not isinstance(content, str | list):
         raise InvalidChat(f"{where} has the content {shown(content)}, neither a text nor a list")
@@ -155,7 +156,7 @@ def _check(message: Mapping[str, Any], where: str) -> None:
 
 Render = Callable[[Sequence[Message]], str]
 Form = tuple[Sequence[Message], tuple[str, ...]]
-"""Messages, and remarks on what was changed."""
+"""A chat in one form: its messages, and remarks on what was changed."""
 TAG = f"{secrets.randbits(64):020}"
 """A tag of digits, which no template filter changes."""
 TEXT_PARTS = (None, "text", "input_text", "output_text")
@@ -175,7 +176,7 @@ PYTHON = "chat(s) have arguments of tool calls that the chat template quotes, or
 def fit(messages: Sequence[Message], render: Render, source: str) -> Form:
     """Return messages in the forms that a template writes. source: the template's text.
 
-    Raises WrongChat for parts that are no text, and if the template refuses every form.
+    Raises InvalidChat for parts that are no text, and if the template refuses every form.
     """
     filled = [_change_calls(_with_parts(one), _filled) for one in messages]
     empty = (NONE,) * (_arguments(filled) != _arguments(messages))
@@ -198,7 +199,7 @@ def label(message: Message, tag: str, *, empty: bool = False) -> Message:
 
 def _best(forms: Sequence[Form], score: Callable[[Sequence[Message]], int], most: int) -> tuple[int, Form]:
     """Return the first form with the highest score, at most ``most``, and its score. Raises the
-    first WrongChat if all forms are refused."""
+    first InvalidChat if all forms are refused."""
     scores, refusals = list[tuple[int, Form]](), list[InvalidChat]()
     for form in forms:
         try:
@@ -255,7 +256,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _check_parts(parts: Sequence[Any], number: int, source: str) -> None:
-    """Raise WrongChat for a part of message ``number`` that is no text, unless the template names
+    """Raise InvalidChat for a part of message ``number`` that is no text, unless the template names
     its type and the type is no medium."""
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -284,7 +285,7 @@ def _with_parts(message: Message) -> Message:
 
 
 def _printed(value: Any) -> list[str]:
-    """Return a value as Python and JSON spell it."""
+    """Return a value as text, spelled in Python's way and as JSON."""
     return [str(value), json.dumps(value), json.dumps(value, ensure_ascii=False)]
 
 
@@ -323,7 +324,7 @@ def _fit_arguments(messages: Sequence[Message], render: Render) -> Form:
 
 def _in_any_arguments(messages: Sequence[Message], render: Render) -> str:
     """Return the text that a template makes of messages, in whichever form of arguments it accepts.
-    Raises the first WrongChat."""
+    Raises the first InvalidChat."""
     refusals = list[InvalidChat]()
     for change in (lambda one: one, _as_table, _as_text)[: 3 if _arguments(messages) else 1]:
         try:
@@ -341,7 +342,7 @@ def _misspellings(arguments: Any) -> list[str]:
 
 
 def _inner(arguments: Any) -> list[Any]:
-    """Return the tables and lists inside a table of arguments."""
+    """Return the tables and lists directly inside a table of a tool call's arguments."""
     return [one for one in arguments.values() if isinstance(one, dict | list)] if isinstance(arguments, dict) else []
 
 
@@ -358,12 +359,12 @@ def _as_text(arguments: Any) -> Any:
 
 
 def _filled(function: dict[str, Any]) -> dict[str, Any]:
-    """Return the function with an empty table for missing arguments."""
+    """Return a tool call's function with an empty table for missing arguments."""
     return function | {"arguments": {}} if function.get("arguments") in (None, "") else function
 
 
 def _arguments(messages: Sequence[Message]) -> list[Any]:
-    """Return the arguments of all calls, in order."""
+    """Return the arguments of all tool calls of a chat, in order."""
     found = list[Any]()
     for message in messages:
         _change_arguments(message, found.append)

@@ -232,8 +232,8 @@ def _refuse_foreign(out: Path) -> None:
 
 @dataclass(frozen=True)
 class _Making:
-    """Inputs of a preparation. damaged: the index of the damaged corpus that the result must
-    equal."""
+    """Inputs of a corpus's preparation. damaged: the index of the damaged corpus that the result
+    must equal."""
 
     tokenizer: Tokenizer
     settings: CorpusSettings

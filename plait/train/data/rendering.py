@@ -52,7 +52,7 @@ class Renderer:
         self._process: subprocess.Popen[str] | None = None
 
     def rendered(self, messages: Sequence[Message], tools: Any = None) -> list[Rendered]:
-        """Return the texts of ``ChatTemplate.rendered``. Raises WrongChat, and DataError for an
+        """Return the texts of ``ChatTemplate.rendered``. Raises InvalidChat, and DataError for an
         invalid template."""
         process = self._process or self._start()
         try:

@@ -60,7 +60,7 @@ def rows(file: SourceFile, kind: FileKind, columns: Sequence[str] | None = None)
 
 
 class _Wrong(Exception):
-    """A problem of a row, with its position."""
+    """A problem of a row, with its position; becomes a DataError that names the file."""
 
 
 def _json_lines(stream: IO[bytes]) -> Iterator[Row]:
@@ -105,7 +105,7 @@ def _json_values(stream: IO[bytes]) -> Iterator[Row]:
 
 
 class _Ahead:
-    """A buffer of a stream's text, consumed from the beginning."""
+    """A buffer of a JSON stream's text, consumed from the beginning."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._decoder, self._text, self._at = stream, Decoder(), "", 0

@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 IGNORED = -100
 ROUNDS = 8  # of the Feistel network below: even with four windows all orders are equally frequent within 2 %
 BLOCK = 1 << 24
-"""Tokens in which answers are counted at once."""
+"""Number of tokens that are read at once to count the answer tokens of a split."""
 
 
 class Sequences(NamedTuple):
-    """A batch of sequences. tokens, targets: int64 [n, S]. starts: [n, S], or None if attention
-    crosses documents."""
+    """A batch of sequences. tokens, targets: int64 [n, S]; target -100 does not count. starts: [n,
+    S], for each token the position of its document's first token; None if attention crosses
+    documents."""
 
     tokens: Tensor
     targets: Tensor
@@ -50,7 +51,8 @@ class Sequences(NamedTuple):
 
 
 class TokenSequence(NamedTuple):
-    """One sequence: tokens, targets, and starts of documents; int64 [S] each."""
+    """One sequence; int64 [S] each. targets: -100 does not count. starts: for each token the
+    position of its document's first token."""
 
     tokens: np.ndarray
     targets: np.ndarray
@@ -79,7 +81,7 @@ class Windows:
         return ("mask",) if self.masks else ()
 
     def row(self, number: int) -> TokenSequence:
-        """Return a window."""
+        """Return window number ``number`` of the split as a sequence."""
         size = self.sequence
         both = self.corpus.read(self.split, number * size, size + 1)
         tokens, targets, starts = both[:-1], both[1:], np.zeros(size, np.int64)
@@ -191,8 +193,8 @@ class Packed:
         return found
 
     def _answers(self, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Return the number of answer tokens in each range of ``sizes`` tokens from ``begins``
-        on."""
+        """Return, for each range of the token stream, its number of answer tokens, int64. begins,
+        sizes: first token and length of each range."""
         total = self.corpus.num_tokens(self.split)
         before = np.zeros(total + 1, np.int32 if total < 1 << 31 else np.int64)
         for first in range(0, total, BLOCK):
@@ -203,7 +205,7 @@ class Packed:
         return (before[np.clip(first + sizes, 0, total)] - before[first]).astype(np.int64)
 
     def row(self, number: int) -> TokenSequence:
-        """Return a packed sequence."""
+        """Return packed sequence number ``number`` of the split."""
         size = self.sequence
         tokens, targets = np.full(size, self.corpus.index.end_of_text), np.full(size, IGNORED)
         starts, at = np.zeros(size, np.int64), 0
@@ -218,12 +220,14 @@ class Packed:
         return TokenSequence(tokens, targets, starts)
 
     def targets(self, numbers: np.ndarray) -> int:
-        """Return the number of answer tokens."""
+        """Return the number of targets that count in packed sequences: their answer tokens.
+        numbers: of the sequences."""
         return sum(int(self._counts[self.packing.of(int(number))].sum()) for number in numbers)
 
 
 View = Windows | Packed
-"""A split as a number of sequences."""
+"""A split of a corpus as a numbered list of training sequences: windows of its token stream, or
+documents packed whole."""
 
 
 def view_of(corpus: Corpus, split: SplitName, sequence: int, *, masks: bool) -> View:

@@ -50,7 +50,7 @@ from plait.train.data.tokenizer import Tokenizer
 
 PROGRESS_FILE = "progress.json"
 KEEP_EVERY = 5.0
-"""Seconds of work that a kill may cost."""
+"""Seconds between two records of the progress: the work that a kill may cost."""
 
 
 class SplitWriter:
@@ -151,8 +151,8 @@ class SplitWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """The recorded progress of a preparation. groups: groups of texts that are in the files. last:
-    the split of a text that has not ended yet."""
+    """Progress of a preparation, as recorded in its folder. groups: number of groups of texts that
+    are in the files. last: the split of a text that has not ended yet."""
 
     groups: Size = 0
     last: SplitName | None = None

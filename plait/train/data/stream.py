@@ -37,7 +37,7 @@ from plait.train.data.sets import evaluation_sets, training_sets
 Phase = tuple[int, dict[str, int]]
 """The first sequence of a mixture, and its weights by the identities of sources."""
 MOST = round(1 / LEAST_SHARE)
-"""Places after which an order repeats, at most."""
+"""Largest number of sequences after which an order of sources repeats."""
 _BLOCK = 1 << 14
 
 
@@ -59,7 +59,8 @@ def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 class Order:
-    """An endless order of sources by integer weights; computed as far as needed, and kept.
+    """An endless sequence that says from which source each training sequence comes, in proportion
+    to integer weights; computed as far as needed, and kept.
 
     >>> Order((3, 1)).sources(0, 8).tolist()
     [0, 0, 0, 1, 0, 0, 0, 1]
@@ -74,13 +75,15 @@ class Order:
         self._counts = [0] * len(weights)
 
     def sources(self, start: int, count: int) -> np.ndarray:
-        """Return the source of each of the places ``start .. start + count``: int32 [count]."""
+        """Return the index of the source at each position ``start .. start + count``: int32
+        [count]."""
         places = np.arange(start, start + count, dtype=np.int64) % self.period
         self._extend(int(places.max()) + 1 if count else 0)
         return self._sources[places]
 
     def before(self, place: int) -> np.ndarray:
-        """Return the number of items of each source before a place: int64 [sources]."""
+        """Return how often each source occurs before position ``place`` of the order: int64
+        [sources]."""
         rounds, rest = divmod(place, self.period)
         self._extend(rest)
         return np.array(self.weights, np.int64) * rounds + np.bincount(
@@ -88,7 +91,7 @@ class Order:
         )
 
     def _extend(self, places: int) -> None:
-        """Compute the order up to ``places`` places, in blocks."""
+        """Compute the order up to position ``places``, in blocks."""
         weights, whole, counts = self.weights, self.period, self._counts
         while len(self._sources) < min(places, whole):
             begin = len(self._sources)
@@ -106,7 +109,8 @@ class Order:
 
 
 class Mixture:
-    """An order whose weights changed at certain places, for example when sources were added.
+    """An order of sources whose weights changed at certain positions, for example when sources were
+    added.
 
     phases: (first place, weights of all sources; 0 for a source that is not in the mixture yet).
 
@@ -127,12 +131,13 @@ class Mixture:
             self._items_before.append(self._before(number - 1, self.phases[number][0]))
 
     def before(self, place: int) -> np.ndarray:
-        """Return the number of items of each source before a place: int64 [sources]."""
+        """Return how often each source occurs before position ``place`` of the mixture: int64
+        [sources]."""
         return self._before(self._phase(place), place)
 
     def items(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for the places ``start .. start + count``, the source of each, and the index of
-        its item in that source; int64 [count] each."""
+        """Return, for the positions ``start .. start + count``, the source of each, and the index
+        of its item in that source; int64 [count] each."""
         sources, items = np.empty(count, np.int64), np.empty(count, np.int64)
         done = 0
         while done < count:

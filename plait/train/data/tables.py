@@ -40,7 +40,7 @@ BATCH, BATCH_BYTES = 1024, 16 << 20
 """Rows of a Parquet file that are decoded together, and their bytes, if the file's counts are
 true."""
 LINE = 64 << 10
-"""Bytes of rows that are sent together."""
+"""Bytes of rows that the reading process sends together."""
 LARGEST_ROW = 48 << 20
 """Bytes of one row, of any format; a longer one is refused. Reading takes up to ten times as much
 memory."""
@@ -57,7 +57,7 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 class Unfit(ValueError):
-    """An unsupported feature of an intact file."""
+    """Error for an intact file with a feature that is not supported."""
 
 
 def table(path: Path, format: str, columns: Sequence[str] | None) -> Iterator[Values]:
@@ -166,8 +166,8 @@ def read(path: Path, format: str, columns: Sequence[str] | None) -> Iterator[Val
 
 
 def _values(column: pa.Array) -> Iterator[tuple[Any, int]]:
-    """Yield values of Python, each with its number of bytes that were not UTF-8. Raises
-    ArrowInvalid for invalid offsets and similar damage in a malicious file."""
+    """Yield a column's values as Python objects, each with its number of bytes that were not UTF-8.
+    Raises ArrowInvalid for invalid offsets and similar damage in a malicious file."""
     import pyarrow as pa
 
     plain = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}

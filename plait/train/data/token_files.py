@@ -182,7 +182,7 @@ def _indexed(
 
 
 class _SplitSpans:
-    """The spans of one split, collected in order."""
+    """The spans (file, first token, number of tokens) of one split, collected in order."""
 
     def __init__(self) -> None:
         self.spans, self.ends = array("q"), array("q")

@@ -38,12 +38,12 @@ class Tokenizer(Protocol):
 
     @property
     def vocab(self) -> int:
-        """One more than the largest token id."""
+        """Size of the vocabulary: one more than the largest token id."""
         ...
 
     @property
     def end_of_text(self) -> int:
-        """The id written between documents."""
+        """Token id that is written between documents."""
         ...
 
     @property
@@ -349,7 +349,8 @@ def check_limits(content: dict[str, Any]) -> None:
 
 
 def _steps(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield every table in a part of the file, at any nesting."""
+    """Yield every table (a step of a normalizer, pre-tokenizer, post-processor or decoder) in a
+    part of the file, at any nesting."""
     if isinstance(value, dict):
         yield cast("dict[str, Any]", value)
     if isinstance(value, dict | list):

@@ -25,8 +25,8 @@ from plait.train.model.warm_up import Slice, WarmUp
 
 
 class Statement(NamedTuple):
-    """Versions and hashes that must agree between ranks. place: pipeline rank; ranks with equal
-    ``place`` have the same lists."""
+    """Versions and hashes that must agree between ranks. place: pipeline rank, whose ranks all have
+    the same instruction lists."""
 
     version: str
     plan: str

@@ -61,7 +61,7 @@ class RankPart:
 
     @cached_property
     def pipeline(self) -> PipelineExecutor:
-        """The interpreter of the plan's schedule."""
+        """The executor of the plan's pipeline schedule on this rank."""
         return self._interpreter(self.plan.schedule)
 
     @property
@@ -89,8 +89,8 @@ class RankPart:
 
     @cached_property
     def evaluator(self) -> PipelineExecutor | None:
-        """The interpreter of an evaluation, forward passes only; None if there are no evaluation
-        batches."""
+        """The executor of an evaluation's pipeline, forward passes only; None if there are no
+        evaluation batches."""
         return self._interpreter(forward_only(self.plan.schedule, self.eval_batches)) if self.eval_batches else None
 
     def rows(self, size: int) -> slice:

@@ -37,7 +37,9 @@ from plait.train.model.sublayers import Attention
 
 @dataclass(eq=False, repr=False)
 class SublayerCore:
-    """The tensors of one core, [S, b, ...]; o and gradients are [S * b, ...].
+    """The tensors of one sublayer's core (attention, or the MLP's activation) on a rank that shares
+    its sequences with no other. z: output of the first weight, [S, b, ...]. o: input of the second
+    weight; o and gradients are [S * b, ...].
 
     repeats: whether op A runs the core again.
     """
@@ -68,7 +70,7 @@ class SublayerCore:
         del self.z
 
     def unpack_output(self) -> None:
-        """Prepare ``o`` to be read; here it is ready."""
+        """Do nothing: ``o`` is ready to be read, as no other rank has a part of it."""
 
     def backward(self, gradient: Tensor) -> Tensor:
         """Run the backward pass from the gradient of the second weight's output; return o and free
@@ -111,12 +113,12 @@ class SharedCore(SublayerCore):
 
     @property
     def ulysses(self) -> int:
-        """The number of ranks that exchange heads."""
+        """Number of ranks that exchange heads (Ulysses)."""
         return self.attention.sequence.ulysses.size
 
     @property
     def ring(self) -> int:
-        """The number of ranks of a ring."""
+        """Number of ranks of an attention ring."""
         return self.attention.sequence.ring.size
 
     # ---- forward ----
@@ -139,7 +141,8 @@ class SharedCore(SublayerCore):
             del self.z
 
     def heads_exchange_buffers(self) -> Buffers:
-        """Return the buffers of the all-to-all after F, A, K, X, D, G or E."""
+        """Return (result, source) of the all-to-all of heads after op F, A, K, X, D, G or E
+        (``core.step.ops.Kind`` names them)."""
         self.come = torch.empty_like(self.going)
         return self.come, self.going
 
@@ -160,7 +163,8 @@ class SharedCore(SublayerCore):
         self._drop(part - 1)
 
     def ring_send_buffers(self, part: int) -> Buffers:
-        """Return the buffers of the ring step after T or S."""
+        """Return (result, source) of the transfer to the ring's next rank after op T or S (sending
+        keys and values)."""
         self.blocks[part + 1] = torch.empty_like(self.blocks[part])
         return self.blocks[part + 1], self.blocks[part]
 
@@ -188,7 +192,8 @@ class SharedCore(SublayerCore):
             self.partial_result = []
 
     def _attend_whole(self, *, train: bool) -> None:
-        """Run attention over all tokens with one kernel."""
+        """Run attention over all tokens with one kernel. train: keep the autograd graph for the
+        backward pass."""
         attention, leaf = self.attention, self.come
         del self.going, self.come
         with torch.set_grad_enabled(train):
@@ -201,7 +206,8 @@ class SharedCore(SublayerCore):
         self.going = for_tokens(o.detach(), self.ulysses)
 
     def _give(self) -> None:
-        """Pack the ring's result for the ranks that own its tokens."""
+        """Pack the attention output of the ring for the all-to-all back to the ranks that own its
+        tokens."""
         o = self.partial_result[0]
         if self.ulysses > 1:
             self.going = for_tokens(o, self.ulysses)
@@ -209,7 +215,8 @@ class SharedCore(SublayerCore):
             self.o = o.permute(2, 0, 1, 3).flatten(2).flatten(0, 1)
 
     def unpack_output(self) -> None:
-        """Unpack ``o`` for R, Y or D, after attention of all heads was received."""
+        """Unpack ``o`` from the all-to-all of attention's output, for the second weight (op R, Y or
+        D)."""
         if self.ulysses > 1:
             self.o = from_tokens(self.come)
             del self.going, self.come
@@ -240,7 +247,8 @@ class SharedCore(SublayerCore):
         return o
 
     def ring_send_backward(self, part: int) -> None:
-        """Run one part of op S: as T, for the backward pass."""
+        """Run one part of op S: send the newest block of keys and values on for the backward pass;
+        free the previous block."""
         self._drop(part - 1)
 
     def core_backward(self, part: int) -> None:
@@ -282,12 +290,14 @@ class SharedCore(SublayerCore):
         del self.g_block
 
     def ring_send_grad_buffers(self) -> Buffers:
-        """Return the buffers of the ring step after H."""
+        """Return (result, source) of the ring step that sends gradients of keys and values on,
+        after op H."""
         self.g_come = torch.empty_like(self.g_going)
         return self.g_come, self.g_going
 
     def _home(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and values of this rank's heads, [S, b, N, D]."""
+        """Return the complete gradients of queries, keys and values of this rank's heads, [S, b, N,
+        D]."""
         dtype = self.g_come.dtype
         k, v = self.g_own.add_(self.g_come).to(dtype).permute(0, 3, 1, 2, 4)
         q = self.g_q.to(dtype).permute(2, 0, 1, 3)

@@ -36,9 +36,10 @@ SEGMENT_CLASSES: Mapping[Site, type[Segment]] = {
 
 @dataclass(frozen=True)
 class _Slice:
-    """One slice of a micro-batch, on the device. samples: its sequences in the micro-batch.
-    contexts: indexed by the number of halvings of the sequence. exchange: only if the stage embeds.
-    scale: of the micro-batch's loss. weights: of the targets, [S, b], if they differ."""
+    """Inputs of one slice of a micro-batch, on the device. samples: its sequences in the
+    micro-batch. contexts: indexed by the number of halvings of the sequence. exchange: only if the
+    stage embeds. scale: of the micro-batch's loss. weights: of the targets, [S, b], if they
+    differ."""
 
     number: int
     samples: slice

@@ -43,14 +43,15 @@ Result = TypeVar("Result")
 
 
 def nothing() -> None:
-    """Do nothing: the default ``then`` of a phase, for callers that prefetch no unit."""
+    """Do nothing: the default for ``then`` of a phase, for callers that gather no sharded unit
+    ahead."""
 
 
 @dataclass(frozen=True)
 class RunningPhase:
     """One phase of one micro-batch, while it runs.
 
-    last: whether this is the step's last such phase of the stage, so that gradients reduced in it
+    last: True if this is the step's last such phase of the stage, so that gradients reduced in it
     are complete. then: starts to gather the units that the next phase reads. handles: collectives
     in flight.
     """
@@ -171,7 +172,7 @@ class SegmentExecutor:
     def phase(self, phase: Phase, state: InFlight, *, last: bool = False, then: Callable[[], object] = nothing) -> None:
         """Run one phase of a micro-batch.
 
-        last: whether this is the step's last such phase of the stage, so that its gradients are
+        last: True if this is the step's last such phase of the stage, after which its gradients are
         complete. then: starts to gather the units that run next; called as soon as a buffer is
         free.
         """
@@ -222,7 +223,7 @@ class SegmentExecutor:
         return _bound(op, kind.runs, kind.run_parts)
 
     def _start(self, op: SegmentOp, *, awaited: bool) -> CollectiveStart:
-        """Return the function that starts an op's collective. awaited: whether the list's next
+        """Return the function that starts an op's collective. awaited: True if the list's next
         action waits for that collective."""
         collective = self.graph.collective(op)
         assert collective is not None, f"{op} has no collective"

@@ -18,7 +18,7 @@ Rows = Callable[[int], slice]
 
 
 def every(size: int) -> slice:
-    """Return all sequences of a micro-batch."""
+    """Return the slice of all sequences of a micro-batch of ``size``."""
     return slice(0, size)
 
 

@@ -40,7 +40,8 @@ class _CapturedPhase(RunningPhase):
 
 @dataclass(frozen=True)
 class _Piece:
-    """A stretch to be captured, or one call of the host. kind, name: of its record."""
+    """A part of a phase's list: computation to be captured as one CUDA graph, or one call of the
+    host. kind, name: of its record."""
 
     steps: list[Step]
     captured: bool
@@ -122,7 +123,8 @@ class GraphedExecutor(SegmentExecutor):
         return slot
 
     def _open(self, batch: MicroBatch, fresh: Sequence[Tensor]) -> GraphSlot:
-        """Return a new slot for a micro-batch."""
+        """Return a new slot: memory for one micro-batch in flight, filled with ``batch``. fresh:
+        its uploaded tensors."""
         inputs = [tensor.clone() for tensor in fresh]
         scale, table = inputs[:2]
         dropout = DropoutKey(self.seed, batch.step, table) if self._dropout(batch) else None
@@ -223,7 +225,7 @@ def _send(start: CollectiveStart, turn: _CapturedPhase) -> None:
 
 
 def _place(key: Any, turn: _CapturedPhase) -> None:
-    """Copy the embedding's rows to the memory that the first norm reads."""
+    """Copy the embedding's gathered rows to the memory that the captured first norm reads."""
     embed = turn.segments[key]
     assert isinstance(embed, Embed)
     words = embed.place()

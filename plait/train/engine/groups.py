@@ -107,13 +107,14 @@ def _connected(wire: Wire, device: RankDevice) -> Wire:
 
 
 def _sequence_group(mesh: Mesh, rank: int, cut: ContextSplit, kind: str) -> tuple[int, ...]:
-    """Return the rank's group along one kind of sequence sharing."""
+    """Return the ranks with which a rank shares sequences, of one kind: ``ulysses`` or ``ring``."""
     along, at = mesh.group_of(rank, "cp"), mesh.coordinates(rank)["cp"]
     return tuple(along[i] for i in (cut.ulysses_group(at) if kind == "ulysses" else cut.ring_group(at)))
 
 
 def _shard_group(mesh: Mesh, rank: int, sharding: Sharding, axis: Axis) -> tuple[int, ...]:
-    """Return the rank's group along an axis of sharding."""
+    """Return the ranks of a rank's group along one axis of sharding (``params``, ``grads``,
+    ...)."""
     replicas, at = mesh.group_of(rank, "replicas"), mesh.replica(rank)
     group = sharding.neighbours(at) if axis == "secondary" else sharding.group(at, axis, mesh.replicas)
     return tuple(replicas[i] for i in group)

@@ -245,7 +245,7 @@ class Muon:
             self._background.close()
 
     def _whole(self, matrix: Matrix, at: int) -> Tensor:
-        """Return the orthogonalised update of this rank's matrix in a round."""
+        """Return the orthogonalised update of the matrix that this rank owns in round ``at``."""
         whole = torch.empty(matrix.shape, dtype=self.dtype, device=self.group.device.torch_device)
         for (_, part), found in self._parts("take", at, self.rounds[at].to_owner.takes):
             whole[part.box.slices] = found
@@ -301,7 +301,8 @@ class Muon:
         return self._slots[key][:numbers]
 
     def numbers(self, name: str, parity: int) -> int:
-        """Return the numbers that a buffer holds."""
+        """Return how many numbers a communication buffer must hold. name: of the buffer. parity: of
+        the rounds that use it."""
         ways = [one.to_owner if name in ("give", "take") else one.from_owner for one in self.rounds[parity::2]]
         sides = [sum(one.splits.out if name in ("give", "go") else one.splits.into) for one in ways]
         return max(sides, default=0)

@@ -51,8 +51,8 @@ class ShardRun(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Tensors that are updated in one call: of runs, or of parts of one run. states: by kind.
-    updates: number of updates of each."""
+    """Tensors that one call of the optimizer updates: of several runs, or of a part of one run.
+    states: by kind. updates: number of updates of each."""
 
     masters: list[Tensor]
     gradients: list[Tensor]
@@ -204,8 +204,8 @@ class Optimizer:
         return _Batch(masters, gradients, states, [run.updates for run in runs])
 
     def _widened(self, run: ShardRun, kinds: Sequence[str]) -> Iterator[tuple[_Batch, list[Tensor]]]:
-        """Yield a run part by part: a batch with copies of the states in the type of masters, and
-        the states."""
+        """Yield a run part by part as (batch with copies of the states in the type of masters, the
+        states themselves)."""
         whole = self._batch([run], kinds)
         every = (whole.masters, whole.gradients, *whole.states)
         for master, gradient, *states in zip(*(one.split(WIDENED) for (one,) in every), strict=True):
@@ -310,7 +310,7 @@ class LearningRate:
         return self.floor + (self.peak - self.floor) * self._left(step)
 
     def _left(self, step: int) -> float:
-        """Return the share of the way from floor (0) to peak (1)."""
+        """Return the decay factor at a step: 1 at the peak learning rate, 0 at the floor."""
         progress = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
         match self.style:
             case "constant":

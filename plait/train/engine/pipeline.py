@@ -29,7 +29,7 @@ class Delivery(Protocol):
 
     @property
     def span(self) -> tuple[Mark, Mark]:
-        """Start and end of the transfer."""
+        """Return (start, end) of the transfer."""
         ...
 
     def done(self) -> bool:
@@ -138,7 +138,8 @@ class PipelineExecutor:
         self.gather(self._first)
 
     def gather(self, op: Op | None) -> None:
-        """Start to gather the units that a computation reads first."""
+        """Start to gather the sharded units whose parameters computation ``op`` reads first;
+        nothing for None."""
         if op is not None and self.shards:
             self.executors[op.stage].prefetch(op.work.phase)
 

@@ -29,7 +29,7 @@ from plait.train.model.kernels import Kernels, Statistics, Summands, gradients_o
 from plait.train.model.transformer import Transformer
 
 Buffers = tuple[Tensor, Tensor]
-"""(result, source) of a collective."""
+"""Buffers of a collective: (result, source)."""
 # The first argument is a segment of the class that owns the table.
 Runs = Mapping[Kind, Callable[[Any], None]]
 RunParts = Mapping[Kind, Callable[[Any, int], None]]
@@ -62,7 +62,7 @@ class StageContext:
 
     @property
     def parts(self) -> int:
-        """The number of parts of op C (input gradient of the first weight)."""
+        """Number of parts of the input gradient of a first weight (op C)."""
         return self.graph.parts("head", Kind.COLUMN_DGRAD)
 
     def add(self, entries: Sequence[tuple[nn.Parameter, Tensor, Tensor | None]]) -> None:
@@ -132,8 +132,8 @@ class ResidualSegment(StreamSegment):
         self.shared.add(parameters)
 
     def norm_backward_buffers(self) -> Buffers:
-        """Return the buffers of the all-gather after the next segment's J: the output's gradient
-        over the whole sequence."""
+        """Return (result, source) of the all-gather after the next segment's norm backward (op J):
+        the output's gradient over the whole sequence."""
         self.g_y = self.g_y.contiguous()  # a slice of a tensor received from another stage is not contiguous
         self.g_y_full = empty_like_gathered(self.g_y, self.shared.wire.size)
         return self.g_y_full, self.g_y
@@ -192,7 +192,7 @@ class NormSegment(Segment):
         self.full = self.n.detach()
 
     def norm_buffers(self) -> Buffers:
-        """Return the buffers of the all-gather after N or M."""
+        """Return (result, source) of the all-gather of the normalised stream, after op N or M."""
         shard = self.n.detach()
         self.full = empty_like_gathered(shard, self.shared.wire.size)
         return self.full, shard
@@ -211,7 +211,7 @@ class NormSegment(Segment):
         return part == parts - 1
 
     def column_dgrad_buffers(self, part: int) -> Buffers:
-        """Return the buffers of the reduction after C."""
+        """Return (result, source) of the reduction of the input gradient, after op C."""
         if self.shared.graph.sequence_parallel:
             self.g_n = shard_of(self.g_full, self.shared.wire, dim=0)
             return self.g_n, self.g_full
@@ -229,7 +229,7 @@ class NormSegment(Segment):
         return gradient
 
     def _forget(self) -> None:
-        """Free the fields that nothing reads after J."""
+        """Free the fields that nothing reads after the norm's backward (op J)."""
         del self.h, self.n, self.statistics, self.g_full, self.g_n
 
 
@@ -241,5 +241,5 @@ def shard_of(whole: Tensor, wire: Wire, dim: int) -> Tensor:
 
 
 def _part(rows: Tensor, part: int, parts: int) -> Tensor:
-    """Return part number ``part`` of ``parts`` of the rows of [M, ...]."""
+    """Return the rows of part ``part`` of ``parts`` equal parts of [M, ...]."""
     return rows.split(slice_sizes(rows.shape[0], parts))[part] if parts > 1 else rows

@@ -134,7 +134,7 @@ class Shards:
         self._waited(waits)
 
     def drop(self, op: UnitOp) -> None:
-        """Release a gathered unit, which no op reads any more."""
+        """Release a sharded unit's gathered parameters, which no later op of the list reads."""
         if op.unit in self._gathered:
             slot, handle = self._gathered.pop(op.unit)
             handle.wait()  # an unread unit may still be being gathered into the buffer that is given back
@@ -189,7 +189,7 @@ class Shards:
         self._reducing.append((handle, whole))
 
     def _retire(self) -> None:
-        """Wait for the oldest reduction."""
+        """Wait for the oldest gradient reduction, and free its buffer."""
         handle, whole = self._reducing.popleft()
         handle.wait()
         if whole is not None:
@@ -289,7 +289,8 @@ class Shards:
             wire.start(kind, result, source).wait()
 
     def _take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return a free buffer; if there is none, the oldest reduction's, or a new one."""
+        """Return a free buffer of ``numel`` numbers; if there is none, wait for the oldest
+        reduction's, or allocate a new one."""
         free = self._free[numel, dtype]
         while not free and any(
             whole is not None and (whole.numel(), whole.dtype) == (numel, dtype) for _, whole in self._reducing

@@ -72,8 +72,8 @@ def sum_loss(loss: Tensor, groups: Groups, requests: Requests = NO_REQUESTS) -> 
 
 
 def _counted(loss: Tensor, groups: Groups) -> Tensor:
-    """Return this rank's contribution to the job's loss: 0 except on tp rank 0, because all ranks
-    of a tensor-parallel group have the same loss."""
+    """Return this rank's contribution to the job's loss: 0 except on tp rank 0, since all ranks of
+    a tensor-parallel group have the same loss."""
     return loss.double() * (groups.tp_rank == 0)
 
 

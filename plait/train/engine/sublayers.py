@@ -83,7 +83,8 @@ class SublayerSegment(NormSegment, ResidualSegment):
             out.addmm_(core.o, columns) if number else torch.mm(core.o, columns, out=out)
 
     def row_forward_buffers(self, part: int) -> Buffers:
-        """Return the buffers of the reduction after R or Y."""
+        """Return (result, source) of the reduction of the second weight's output, after op R or
+        Y."""
         if self.shared.graph.sequence_parallel and self.y is self.y_partial:
             self.y = shard_of(self.y_partial, self.shared.wire, dim=1)
         return self.y[part], self.y_partial[part]
@@ -122,7 +123,7 @@ class SublayerSegment(NormSegment, ResidualSegment):
             del self.full
 
     def _add_inner(self, core: SublayerCore) -> None:
-        """Add the gradients of the core's own parameters."""
+        """Add the gradients of the core's own parameters (the norms of queries and keys)."""
         for parameter, found in zip(core.module.inner, core.g_inner, strict=True):
             self.shared.gradients.add(parameter, found)
         del core.g_inner
@@ -193,15 +194,17 @@ class SublayerSegment(NormSegment, ResidualSegment):
         del self.full
 
     def heads_exchange_buffers(self, _part: int = 0) -> Buffers:
-        """Return the buffers of the all-to-all after F, A, K, X, D, G or E."""
+        """Return (result, source) of the all-to-all of heads after op F, A, K, X, D, G or E
+        (``core.step.ops.Kind`` names them)."""
         return self._shared_core.heads_exchange_buffers()
 
     def ring_send_buffers(self, part: int) -> Buffers:
-        """Return the buffers of the ring step after T or S."""
+        """Return (result, source) of the transfer to the ring's next rank, after op T or S."""
         return self._shared_core.ring_send_buffers(part)
 
     def ring_send_grad_buffers(self, _part: int) -> Buffers:
-        """Return the buffers of the ring step after H."""
+        """Return (result, source) of the ring step that sends gradients of keys and values on,
+        after op H."""
         return self._shared_core.ring_send_grad_buffers()
 
     runs: ClassVar[Runs] = {

@@ -44,13 +44,13 @@ class Embed(ResidualSegment):
         self.y = self.y_partial
 
     def rows_buffers(self) -> Buffers:
-        """Return the buffers of the all-gather of rows after R."""
+        """Return (result, source) of the all-gather of embedding rows, after the look-up (op R)."""
         self.y = empty_like_gathered(self.y_partial, self.shared.wire.size)
         return self.y, self.y_partial
 
     def place(self) -> Tensor:
-        """Return the gathered rows in token order. The number of gathered rows differs from batch
-        to batch."""
+        """Return the gathered embedding rows in token order, [S, b, H]. Their number differs from
+        batch to batch."""
         words = self.y[self.exchange.arrival]
         del self.y, self.y_partial
         return words
@@ -61,7 +61,7 @@ class Embed(ResidualSegment):
         return self.shared.model.embedding.join(words, self.context)
 
     def accept_gradient(self, gradient: Tensor) -> None:
-        """Accept the gradient of that residual stream."""
+        """Accept the gradient of the model's first residual stream, [S, b, H]."""
         self._take_gradient(self.shared.model.embedding.join_gradient(gradient, self.context))
 
     def wgrad(self) -> None:
@@ -104,7 +104,8 @@ class Head(NormSegment):
         )
 
     def statistics_buffers(self) -> Buffers:
-        """Return the buffers of the all-gather of statistics after F."""
+        """Return (result, source) of the all-gather of the loss's softmax statistics, after op
+        F."""
         return self.loss.gathered, self.loss.statistics
 
     def finish_loss(self) -> None:
@@ -176,7 +177,7 @@ class Leave(End):
         self.crossing.leave("h", self.samples, self.previous.stream())
 
     def receive_grad(self) -> None:
-        """Run op J: hand the received gradient to the previous segment."""
+        """Hand the gradient that another stage sent to the previous segment (op J)."""
         self.previous.accept_gradient(self.crossing.returning["h"][:, self.samples])
 
     runs: ClassVar[Runs] = {Kind.NORM: send_stream, Kind.NORM_BACKWARD: receive_grad}

@@ -21,7 +21,7 @@ from plait.train.machine.device import STAGED, Allocated, AsyncWork, Fork, Graph
 from plait.train.machine.memory import MemoryMeter, PeakMemory
 
 EVENTS = 4096
-"""The number of GPU events kept for reuse."""
+"""Number of CUDA events that are kept for reuse."""
 
 
 class CudaMeter(MemoryMeter):

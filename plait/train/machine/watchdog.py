@@ -94,12 +94,12 @@ def _spoken(frame: FrameType) -> str:
 
 
 PAUSE = 0.25
-"""Seconds between two checks for a question. The ring is read only when a call in it can be
-overdue."""
+"""Seconds between two checks whether reports of a suspected hang are requested. The ring is read
+only when a call in it can be overdue."""
 RENEW = 30.0
-"""Seconds after which an answer is repeated."""
+"""Seconds after which a rank writes its report of a suspected hang again."""
 ANSWER = 1.0
-"""Seconds to wait for the other ranks' answers, and for a connection."""
+"""Seconds to wait for the other ranks' reports, and for a connection to one of them."""
 MOST = 64
 """The number of ranks that a rank tries to reach, at most."""
 
@@ -167,7 +167,8 @@ class Watchdog:
         return ring
 
     def _answer(self) -> None:
-        """Write this rank's answer at once, and again after trying to reach the other ranks."""
+        """Write this rank's report of a suspected hang at once, and again after trying to reach the
+        other ranks."""
         thread, stack = main_stack()
         control, clock = self.control, time.pthread_getcpuclockid(threading.main_thread().ident or 0)
         began, worked = time.monotonic(), time.clock_gettime(clock)
@@ -198,8 +199,8 @@ class Watchdog:
             self._listener = None
 
     def _try(self, parts: dict[int, RankReport]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the ranks that a connection reaches, and those that it does not. The kernel
-        accepts it, whatever the process does."""
+        """Return (ranks that a TCP connection reaches, ranks that it does not). The kernel accepts
+        a connection, whatever the process does."""
         others = [part for part in parts.values() if part.address and part.rank != self.rank]
         others = sorted(others, key=lambda part: (part.rank - self.rank) % (1 << 30))[:MOST]
         found: dict[int, bool] = {}

@@ -41,25 +41,28 @@ class Compiled:
 
     @torch.no_grad()  # autograd on and off would be two variants
     def norm(self, h: Tensor, scale: Scale) -> tuple[Tensor, Statistics]:
-        """Return the norm and the statistics of its rows."""
+        """Return the norm of [S, B, H] and the row statistics that its gradient needs, in one
+        compiled pass."""
         n, *statistics = self.functions[_kind(scale)](_flat(h), *_plain(scale))
         return n.view(h.shape), tuple(statistics)
 
     def norm_gradient(
         self, n: Tensor, h: Tensor, scale: Scale, statistics: Statistics, gradient: Tensor, past: Tensor | None
     ) -> list[Tensor]:
-        """Return the gradients; ``past`` is added in the same pass."""
+        """Return the gradients of h and of the norm's parameters; ``past`` is added to the former
+        in the same pass."""
         function = self.functions[f"{_kind(scale)}_gradient"]
         rest = None if past is None else _flat(past)
         found, *parameters = function(_flat(gradient), rest, _flat(h), scale.weight.detach(), *statistics)
         return [found.view(h.shape), *parameters]
 
     def join(self, sum_: Summands) -> Tensor:
-        """Return the sum, computed in one pass including the mask."""
+        """Return h + dropout(y + bias), computed in one pass including the mask."""
         return self.functions["join"](*self._summands(sum_)).view(sum_.h.shape)
 
     def join_norm(self, sum_: Summands, scale: Scale) -> tuple[Tensor, Tensor, Statistics]:
-        """Return the sum and its norm, computed in one pass."""
+        """Return h + dropout(y + bias), its norm and the norm's statistics, computed in one
+        pass."""
         function, shape = self.functions[f"join_{_kind(scale)}"], sum_.h.shape
         h, n, *statistics = function(*self._summands(sum_), *_plain(scale))
         return h.view(shape), n.view(shape), tuple(statistics)
@@ -69,15 +72,16 @@ class Compiled:
         return _Activation.apply(z, "swiglu" if gated else "gelu", self.functions)  # type: ignore[no-any-return]
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate queries and keys in one call."""
+        """Return queries and keys rotated by their positions, in one call."""
         return _Rotation.apply(q, k, cos, sin, self.functions)  # type: ignore[no-any-return]
 
     def weights(self, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return the weights: softmax and mask in one pass."""
+        """Return (attention weights after softmax and dropout mask, log-sum-exp), in one pass."""
         return self.functions["weights"](*self._scores(scores), *self._thresholds(scores.mask))
 
     def weights_gradient(self, scores: Scores, lse: Tensor, gradient: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights and gradient in one pass, with the mask recomputed."""
+        """Return (attention weights, gradient of the scores' products) in one pass, with the mask
+        recomputed."""
         products, root, queries, heads = self._scores(scores)
         return self.functions["weights_gradient"](
             gradient, products, root, lse, own, queries, heads, *self._thresholds(scores.mask)
@@ -88,7 +92,7 @@ class Compiled:
         return self.functions["drop"](_flat(x), *self._dropout(mask)).view(x.shape)
 
     def local_loss(self, logits: Tensor, rows: Tensor, here: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
-        """Return exponentials and statistics, in three passes."""
+        """Return (exponentials of the logits, loss statistics), in three passes."""
         beyond_here = beyond if beyond < logits.shape[1] else None
         statistics = self.functions["local_loss"](logits, rows, here, beyond_here)
         self.functions["exponentials"](logits, statistics[0, 0], beyond_here)

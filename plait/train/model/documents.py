@@ -86,7 +86,8 @@ def ends_of(starts: Tensor) -> tuple[tuple[int, ...], ...]:
 
 
 def bounds_of(ends: Sequence[Sequence[int]]) -> Tensor:
-    """Return ``Documents.bounds``.
+    """Return the starts of documents if the sequences are concatenated, int32 [documents + 1]
+    (cumulative lengths). ends: each sequence's document ends.
 
     >>> bounds_of(((2, 4), (4,))).tolist()
     [0, 2, 4, 8]

@@ -31,7 +31,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, kernels: Kernels, starts
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Inputs of forward and backward."""
+    """Inputs of attention's forward and backward, with queries [B, N, S, D], keys and values [B,
+    N_kv, S, D]."""
 
     q: Tensor
     k: Tensor
@@ -48,11 +49,12 @@ class _Inputs:
 
     @cached_property
     def heads(self) -> Tensor:
-        """The mask's hashes of heads, [B, N_kv, G]."""
+        """Hashes of the dropout mask's heads, [B, N_kv, G], with G query heads for each key/value
+        head."""
         return self.by_rows(self.mask.heads)
 
     def by_rows(self, x: Tensor) -> Tensor:
-        """Return [B, N, ...] as [B, N_kv, G, ...]."""
+        """Return a tensor [B, N, ...] viewed as [B, N_kv, G, ...]."""
         return x.unflatten(1, (-1, self.blocks.group))
 
     def part(self, block: Block) -> _AttentionBlock:

@@ -35,7 +35,8 @@ class Rope:
         self._cache: dict[int, RotaryTables] = {}
 
     def first(self, sequence: int) -> RotaryTables:
-        """Return the tables of positions 0 to ``sequence``, [S, 1, 1, D]."""
+        """Return the rotary tables (cos, sin) of positions 0 to ``sequence`` - 1, [S, 1, 1, D]
+        each."""
         if sequence not in self._cache:
             angles = torch.arange(sequence, dtype=torch.float64)[:, None] * self._frequencies()[None, :]
             both = torch.cat((angles, angles), dim=1)[:, None, None, :]
@@ -43,7 +44,8 @@ class Rope:
         return self._cache[sequence]
 
     def at(self, places: Tensor) -> RotaryTables:
-        """Return the tables of positions [S] or [S, B]: [S, 1, 1, D] or [S, B, 1, D]."""
+        """Return the rotary tables (cos, sin) of positions [S] or [S, B]: [S, 1, 1, D] or [S, B, 1,
+        D] each."""
         shape = *places.shape, *(1,) * (3 - places.dim()), -1
         cos, sin = (table[places].view(shape) for table in self.first(self.spec.max_sequence))
         return cos, sin
@@ -60,13 +62,14 @@ class Rope:
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs (i, i + D/2) of the last dim of [S, B, N, D]."""
+    """Return [S, B, N, D] with each pair (i, i + D/2) of the last dim rotated by the angles in
+    ``cos`` and ``sin``."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 Dropout = tuple[Tensor, Tensor, Tensor]
-"""Arguments (rows, least, scale) of ``drop``."""
+"""Arguments of ``drop``: (hashes of rows, smallest hash that is kept, factor of kept elements)."""
 TWICE = 2 * math.sqrt(2 / math.pi)
 CUBIC = 0.044715 * TWICE
 
@@ -74,7 +77,8 @@ CUBIC = 0.044715 * TWICE
 
 
 def layer_norm(h: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result [M, H], and mean and reciprocal deviation of every row, [M, 1]."""
+    """Return the layer norm of ``h``, [M, H], and mean and reciprocal standard deviation of every
+    row, [M, 1] each."""
     x = _wide(h)
     mean = x.mean(-1, keepdim=True)
     centred = x - mean
@@ -85,7 +89,8 @@ def layer_norm(h: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Ten
 def layer_norm_gradient(
     gradient: Tensor, past: Tensor | None, h: Tensor, weight: Tensor, mean: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of h, plus ``past``, of weight and of bias."""
+    """Return the gradients of a layer norm's input ``h`` (plus ``past``, if given), weight and
+    bias."""
     g, normal = _wide(gradient), (_wide(h) - mean) * scale
     inner = g * weight
     least = inner.mean(-1, keepdim=True) + normal * (inner * normal).mean(-1, keepdim=True)
@@ -95,7 +100,8 @@ def layer_norm_gradient(
 
 
 def rms_norm(h: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the result [M, H], and the reciprocal root mean square of every row, [M, 1]."""
+    """Return the RMS norm of ``h``, [M, H], and the reciprocal root mean square of every row, [M,
+    1]."""
     x = _wide(h)
     scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (x * scale * weight).to(h.dtype), scale
@@ -104,7 +110,7 @@ def rms_norm(h: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def rms_norm_gradient(
     gradient: Tensor, past: Tensor | None, h: Tensor, weight: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of h, plus ``past``, and of weight."""
+    """Return the gradients of an RMS norm's input ``h`` (plus ``past``, if given) and weight."""
     g, normal = _wide(gradient), _wide(h) * scale
     inner = g * weight
     found = (inner - normal * (inner * normal).mean(-1, keepdim=True)) * scale
@@ -123,7 +129,7 @@ def gelu(z: Tensor) -> Tensor:
 
 
 def gelu_gradient(gradient: Tensor, z: Tensor) -> Tensor:
-    """Return the gradient of z."""
+    """Return the gradient of GELU's input ``z`` from that of its output."""
     x = _wide(z)
     square = x.square()
     part = torch.sigmoid(x * (TWICE + CUBIC * square))
@@ -131,13 +137,13 @@ def gelu_gradient(gradient: Tensor, z: Tensor) -> Tensor:
 
 
 def swiglu(z: Tensor) -> Tensor:
-    """Map [M, 2 F] to [M, F]; the gate comes first."""
+    """Return SwiGLU of [M, 2 F], [M, F]; the gate comes first."""
     gate, up = z.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def swiglu_gradient(gradient: Tensor, z: Tensor) -> Tensor:
-    """Return the gradient of z."""
+    """Return the gradient of SwiGLU's input ``z`` from that of its output."""
     g, (gate, up) = _wide(gradient), (_wide(half) for half in z.chunk(2, dim=-1))
     open_ = gate.sigmoid()
     both = g * up * open_ * (1 + gate * (1 - open_)), g * gate * open_
@@ -148,12 +154,12 @@ def swiglu_gradient(gradient: Tensor, z: Tensor) -> Tensor:
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate [S, B, N, D] by tables [S, 1, 1, D]."""
+    """Return queries and keys [S, B, N, D] rotated by tables [S, 1, 1, D]."""
     return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
 
 
 def rotate_back(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply the inverse rotation, which is the gradient."""
+    """Return queries and keys [S, B, N, D] rotated back; this is the gradient of ``rotate``."""
     return apply_rotary(q, cos, -sin), apply_rotary(k, cos, -sin)
 
 
@@ -204,7 +210,8 @@ def join(h: Tensor, y: Tensor, bias: Tensor | None, dropout: Dropout | None) -> 
 def join_layer_norm(
     h: Tensor, y: Tensor, added: Tensor | None, dropout: Dropout | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the sum and the results of ``layer_norm`` on it."""
+    """Return the sum h + dropout(y + added), [M, H], and what ``layer_norm`` returns for it: its
+    norm, and mean and reciprocal standard deviation of every row."""
     found = join(h, y, added, dropout)
     return found, *layer_norm(found, weight, bias, eps)
 
@@ -212,7 +219,8 @@ def join_layer_norm(
 def join_rms_norm(
     h: Tensor, y: Tensor, added: Tensor | None, dropout: Dropout | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sum and the results of ``rms_norm`` on it."""
+    """Return the sum h + dropout(y + added), [M, H], and what ``rms_norm`` returns for it: its
+    norm, and the reciprocal root mean square of every row."""
     found = join(h, y, added, dropout)
     return found, *rms_norm(found, weight, eps)
 
@@ -221,7 +229,8 @@ def join_rms_norm(
 
 
 def local_loss(logits: Tensor, rows: Tensor, here: Tensor, beyond: int | None) -> Tensor:
-    """Return the statistics of ``Kernels.local_loss``. beyond: None without padding."""
+    """Return three statistics of each row of a rank's logits, as ``Kernels.local_loss`` does.
+    beyond: first column of vocabulary padding, None without."""
     counted = _counted(logits, beyond)
     maximum = counted.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)  # a share may be all padding
     target = torch.where(here, logits.gather(1, rows[:, None])[:, 0], 0.0)
@@ -229,7 +238,7 @@ def local_loss(logits: Tensor, rows: Tensor, here: Tensor, beyond: int | None) -
 
 
 def exponentials(logits: Tensor, maximum: Tensor, beyond: int | None) -> None:
-    """Overwrite the logits by their exponentials.
+    """Overwrite a rank's logits by their exponentials against each row's maximum.
 
     This is separate from the sum of exponentials: compiled into one function, it would keep a
     second tensor of the logits' size, the largest of a model.
@@ -238,7 +247,8 @@ def exponentials(logits: Tensor, maximum: Tensor, beyond: int | None) -> None:
 
 
 def _counted(logits: Tensor, beyond: int | None) -> Tensor:
-    """Return the logits, -inf in padding."""
+    """Return the logits with minus infinity in the columns of vocabulary padding. beyond: the first
+    of these columns, None without."""
     if beyond is None:
         return logits
     return torch.where(torch.arange(logits.shape[1], device=logits.device) < beyond, logits, -math.inf)

@@ -43,9 +43,9 @@ class Scores(NamedTuple):
     """Attention scores of some queries before the softmax.
 
     products: of queries and keys, [M, queries, keys], by (sample, head); overwritten. root: divisor
-    of the products. queries: their positions; keys are the sequence's first. heads: [M], of
-    ``Mask.heads``. first: [M, queries], the first key that each query sees; None: the sequence's
-    first.
+    of the products. queries: their positions; keys are the sequence's first. heads: [M], the
+    dropout hashes of ``Mask.heads``. first: [M, queries], the first key that each query sees; None:
+    the sequence's first.
     """
 
     products: Tensor
@@ -75,11 +75,13 @@ class Kernels(Protocol):
         ...
 
     def join(self, sum_: Summands) -> Tensor:
-        """Return the sum; called with autograd off, like ``join_norm``."""
+        """Return h + dropout(y + bias), [S, B, H]; called with autograd off, as ``join_norm``
+        is."""
         ...
 
     def join_norm(self, sum_: Summands, scale: Scale) -> tuple[Tensor, Tensor, Statistics]:
-        """Return the sum, its norm and the norm's statistics."""
+        """Return (h + dropout(y + bias), its norm, the norm's statistics); called with autograd
+        off."""
         ...
 
     def activate(self, z: Tensor, *, gated: bool) -> Tensor:

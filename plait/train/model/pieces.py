@@ -46,7 +46,7 @@ class Piece:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of this rank's range."""
+        """Shape of this rank's range of the logical tensor."""
         if self.dim is None:
             return self.shape
         return (*self.shape[: self.dim], self.stop - self.start, *self.shape[self.dim + 1 :])

@@ -1,10 +1,9 @@
 """Attention over a sequence that ranks share: Ulysses all-to-all (arXiv 2309.14509), ring attention
-(arXiv
-2310.01889), and both nested.
+(arXiv 2310.01889), and both nested.
 
 Only the mathematics; instruction lists schedule the collectives (``core.step.attention_ops``,
 ``plait.train.engine.attention``). Every rank of a sequence-parallel group holds some tokens of
-every sample (``core.parallel.layout.SequenceCut``). Everything but attention is computed on these
+every sample (``core.parallel.layout.ContextSplit``). Everything but attention is computed on these
 tokens alone. ``for_heads`` explains Ulysses, ``RingStep`` the ring.
 """
 
@@ -109,14 +108,15 @@ class SlidingWindow(NamedTuple):
     size: int
 
     def mask(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return the term added to the scores of [..., queries, D] and [..., keys, D]; cached."""
+        """Return the term added to the scores of queries [..., queries, D] and keys [..., keys, D]:
+        0 within the window, else minus infinity; cached."""
         return near_mask(self, q.shape[2], k.shape[2], q.dtype, q.device)
 
 
 class MaskTile(NamedTuple):
     """A rectangle of queries and keys that the mask lets through. ``causal``: a query sees keys at
     its own and earlier positions of the rectangle; else all keys. near: the sliding window, if any.
-    samples: the sequences."""
+    rows, columns: the queries and the keys. samples: the sequences of the batch."""
 
     rows: slice
     columns: slice
@@ -125,11 +125,11 @@ class MaskTile(NamedTuple):
     samples: slice = slice(None)
 
     def of(self, x: Tensor) -> Tensor:
-        """Return the queries' part of [B, N, S, ...]."""
+        """Return the part of a tensor [B, N, S, ...] of queries that lies in the rectangle."""
         return x[self.samples, :, self.rows]
 
     def keys_values(self, block: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part of a block's keys and values, [2, B, N_kv, S, D], in the rectangle."""
+        """Return (keys, values) of the rectangle, from a block [2, B, N_kv, S, D]."""
         k, v = block[:, self.samples, :, self.columns]
         return k, v
 
@@ -194,7 +194,8 @@ class RingStep(NamedTuple):
 
 @lru_cache(maxsize=32)
 def near_mask(near: SlidingWindow, queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return 0 where a query sees a key, else minus infinity."""
+    """Return the term added to scores [queries, keys]: 0 where a query sees a key within the
+    window, else minus infinity; cached."""
     back = near.ahead + torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
     hidden = (back < 0) | (back >= near.size)
     return torch.zeros(queries, keys, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
@@ -272,7 +273,7 @@ class _Documents(torch.autograd.Function):
 
 
 def _document_sights(documents: Documents, window: int) -> Iterator[MaskTile]:
-    """Yield the rectangle of each document."""
+    """Yield the rectangle of queries and keys of each document."""
     for sample, first, last in documents.stretches():
         near, own = SlidingWindow(0, window) if 0 < window < last - first else None, slice(first, last)
         yield MaskTile(own, own, near is None, near, slice(sample, sample + 1))

@@ -68,7 +68,8 @@ class Sublayer(nn.Module):
 
     @property
     def inner(self) -> list[nn.Parameter]:
-        """Parameters of the core."""
+        """Parameters of the core between the two weights, such as norms of heads; empty by
+        default."""
         return []
 
     def core(self, z: Tensor, context: SliceContext) -> Tensor:
@@ -143,7 +144,8 @@ class Attention(Sublayer):
         return EAGER.norm(x, Scale(weight, None, self.spec.norm_eps))[0]
 
     def _normed_back(self, gradient: Tensor, x: Tensor, weight: nn.Parameter) -> Sequence[Tensor]:
-        """Return the gradients of x and weight."""
+        """Return the gradients of ``x`` and ``weight`` of a norm of heads, from the gradient of its
+        result."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             result = self._normed(x, weight)

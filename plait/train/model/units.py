@@ -37,13 +37,13 @@ class ShardBox(NamedTuple):
 
 
 def _first(piece: Piece) -> int:
-    """Return the first element of a piece in its parameter."""
+    """Return the index of a piece's first element in its flattened parameter."""
     return piece.offset * math.prod(piece.local_shape[1:])
 
 
 def _held(piece: Piece, first: int, last: int, start: int) -> list[ShardBox]:
-    """Return the boxes of elements ``first`` to ``last`` of this rank's range of a piece. start:
-    place of the first element in the local tensor."""
+    """Return the boxes that elements ``first`` to ``last`` (exclusive) of this rank's range of a
+    piece form. start: place of the first element in the local tensor."""
     corner = [0] * len(piece.shape)
     if piece.dim is not None:
         corner[piece.dim] = piece.start
@@ -110,11 +110,12 @@ class UnitLayout:
         return slice(start - base, stop - base)
 
     def range(self, level: Level) -> tuple[int, int]:
-        """Return this rank's range of the unit at a level: (first, end)."""
+        """Return (first, end) of the elements of the flat unit that this rank holds at a sharding
+        level (``params``, ``grads``, ...)."""
         return (0, self.numel) if self.whole and level != "optim" else self.sharding.shard(self.rank, level, self.numel)
 
     def held(self, level: Level) -> list[ShardBox]:
-        """Return the boxes in this rank's shard at a level."""
+        """Return the boxes of logical tensors in this rank's shard at a sharding level."""
         start, stop = self.range(level)
         found: list[ShardBox] = []
         for piece, first in self.firsts():
@@ -125,7 +126,7 @@ class UnitLayout:
 
     @property
     def everything(self) -> list[ShardBox]:
-        """The boxes of the whole unit."""
+        """The boxes of logical tensors that the whole unit holds."""
         return [held for piece, first in self.firsts() for held in _held(piece, 0, math.prod(piece.local_shape), first)]
 
     def firsts(self) -> Iterator[tuple[Piece, int]]:

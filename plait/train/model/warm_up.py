@@ -38,8 +38,8 @@ class Slice:
 @dataclass(frozen=True)
 class WarmUp:
     """Compiles the functions of a stage's model. vocab: vocabulary rows of a rank's share; 0
-    without a head. beyond: of ``Kernels.local_loss``. dropout: True if the model is trained with
-    dropout."""
+    without a head. beyond: first column of vocabulary padding, as in ``Kernels.local_loss``.
+    dropout: True if the model is trained with dropout."""
 
     spec: ModelSpec
     dtype: torch.dtype

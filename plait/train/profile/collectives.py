@@ -6,7 +6,7 @@ time is up; every kind and layout gets its small sizes before any gets a large o
 Computation and communication slow each other down. Products run alone, collectives run alone, then
 both run concurrently for about as long. Whichever ends first, the other goes on alone at its own
 speed; so both factors follow from the two end times (the model of
-``plait.core.step.seconds.rates.together``). If ranks share cores, a collective costs computation
+``plait.core.step.seconds.rates.overlapped``). If ranks share cores, a collective costs computation
 the CPU time of its threads, summed over all ranks.
 """
 
@@ -35,7 +35,7 @@ from plait.train.tune.timing import FEWEST, Clock
 
 SMALLEST, GROWTH = 1 << 12, 4
 LARGEST = {"gloo": 1 << 26, "staged": 1 << 26, "nccl": 1 << 30}
-"""Bytes of the whole tensor, at most."""
+"""Largest size of a measured collective, in bytes of the whole tensor, by backend."""
 ALWAYS = 3
 """The number of sizes in every curve, whatever their time: fewer do not show the curve's shape."""
 CHUNK = 1 << 22
@@ -318,8 +318,8 @@ def _long_enough(
 
 
 def _run_concurrently(device: RankDevice, compute: Callable[[], object], operation: Operation, clock: Clock) -> Ends:
-    """Return when computation and communication end from a common start, each of the slowest
-    rank."""
+    """Return the seconds from a common start to the ends of computation and of communication, each
+    of the slowest rank."""
     ended: list[Mark] = []
     begun: list[Mark] = []
     computed: list[Mark] = []

@@ -99,14 +99,15 @@ def _slices(part: RankPart, batches: Sequence[MicroBatch], steps_left: int) -> M
 
 
 def _likely(candidates: Sequence[Strategy], base: Strategy) -> list[Strategy]:
-    """Return the base first, then candidates in order of likely speed, for the case that not all
-    can be timed. First come those with the base's sequence parallelism and few slices of weights,
-    which cost more than slices of the batch."""
+    """Return the base strategy first, then candidates in order of likely speed, for the case that
+    not all can be timed. First come those with the base's sequence parallelism and few slices of
+    weights, which cost more than slices of the batch."""
     return sorted(candidates, key=lambda one: (one.sequence_parallel != base.sequence_parallel, one.p2, one.p1))
 
 
 def _runs(batches: Sequence[MicroBatch]) -> Step:
-    """Return a step of forward and backward only."""
+    """Return a step function that runs forward and backward of ``batches`` only, without
+    optimizer."""
     return lambda one: lambda: one.pipeline.run(batches)
 
 

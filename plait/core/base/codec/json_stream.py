@@ -2,10 +2,10 @@
 of megabytes.
 
 Profilers write some invalid JSON. The reader accepts the following and counts each in a
-``PassedOver``:
+``IgnoredInput``:
 
 - ``NaN``, ``Infinity``, ``inf``, ``-nan`` and the like, as null: unknown numbers;
-- a backslash that begins no escape, as itself; bytes that are no UTF-8, as ``\\xff``; raw control
+- a backslash that begins no escape, as itself; bytes that are no UTF-8, as ``\xff``; raw control
 characters;
 - an element of a long array that is still invalid: it is left out.
 

@@ -4,7 +4,7 @@ of its sharded units, as ``plait.train.engine`` runs them.
 The result of a phase of a micro-batch depends on its list and on the collectives in flight when it
 begins: units gathered ahead, reductions not yet finished. Both repeat from micro-batch to
 micro-batch and across pp ranks. So every phase is simulated once for each initial state
-(``Inside.phase``).
+(``PhaseSimulator.phase``).
 """
 
 from __future__ import annotations

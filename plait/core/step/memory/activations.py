@@ -44,8 +44,8 @@ class Activations:
 
     @staticmethod
     def of(phases: Sequence[tuple[Number, Number]], staging: int = 0) -> Activations:
-        """Return the activations from the result of ``Walk.phases``; 0 for phases that did not
-        run."""
+        """Return the activations from the result of ``MemoryTrace.phases``; 0 for phases that did
+        not run."""
         (kept, forward), (held, backward), (_, weight) = (*phases, (0, 0), (0, 0))[:3]
         return Activations(kept, forward, backward, held, weight, staging)
 

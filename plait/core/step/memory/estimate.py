@@ -353,8 +353,8 @@ def step_of(
     precision: Precision,
     optimizer: OptimizerName = "adamw",
 ) -> Step:
-    """Return the step of a strategy from the space (``Points.row``), for a memory trace. Raises
-    ScheduleError or JobError if the strategy is not valid."""
+    """Return the step of a strategy from the space (``StrategyTable.row``), for a memory trace.
+    Raises ScheduleError or JobError if the strategy is not valid."""
     name, pp = NAMES[point["schedule"]], point["pp"]
     shape = planned_shape(name, pp, point["num_micro"], point["virtual"])
     limit = point["recompute_layers"]
