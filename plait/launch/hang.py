@@ -34,8 +34,10 @@ computing thread takes as much even with a hundred competitors."""
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """The launcher's record of a rank. pid: None if the rank is on another machine. doing to
-    writing: as in the rank's last ``Beat``. error: the rank's error message when it ended."""
+    """The launcher's record of a rank. state: as in ``Evidence``. pid: None if the rank is on
+    another machine. status: exit status; None while it runs. ended_at: seconds of the monotonic
+    clock. doing, step, patient, first, writing: as in the rank's last ``Beat``. error: its error
+    message when it ended."""
 
     state: State
     pid: int | None = None
@@ -50,7 +52,8 @@ class RankStatus:
 
 
 class Gathered(NamedTuple):
-    """The collected evidence. problems: descriptions of the rings that could not be read."""
+    """The collected evidence, by rank. problems: descriptions of the rings that could not be read.
+    headers: of the readable rings, by rank."""
 
     evidence: list[Evidence]
     problems: list[str]
@@ -58,11 +61,11 @@ class Gathered(NamedTuple):
 
 
 def gather(folder: Path, launcher_view: Mapping[int, RankStatus] | None = None, *, world: int = 0) -> Gathered:
-    """Return the evidence of every rank of the run in ``folder``.
+    """Return the evidence of every rank of the run in ``folder``. Ranks without a readable ring
+    have evidence without calls.
 
     launcher_view: the launcher's records of a running run, by rank; None: processes are looked up
-    on this machine. world: the number of ranks, in case rings are missing.
-    """
+    on this machine. world: the number of ranks, in case rings are missing."""
     parts, problems = read_reports(folder), list[str]()
     found: dict[int, Evidence] = {}
     headers: dict[int, Header] = {}
@@ -115,8 +118,8 @@ def _of(base: Evidence, header: Header | None, part: RankReport | None, rank_sta
 
 
 def _with_kernel(evidence: Evidence, pid: int | None) -> Evidence:
-    """Return evidence with the kernel's state in place of a stack, if the rank is stopped on this
-    machine."""
+    """Return the evidence with the kernel's state of the process in place of a Python stack, if the
+    rank is stopped on this machine."""
     says = kernel_state(pid) if pid and evidence.state == "stopped" else ""
     return replace(evidence, stack=(says,)) if says else evidence
 
@@ -266,11 +269,10 @@ class LocalRank:
 
 
 class HangDetection:
-    """The hang detection of one run. deadline: seconds before a silent rank is suspected; localise:
-    derives a verdict from all evidence.
+    """Detector of a hang of one run. deadline: seconds without progress after which a rank is
+    suspected. localise: returns the verdict on the evidence of all ranks.
 
-    ``look`` is called repeatedly; it takes no time until there is something to suspect.
-    """
+    ``look`` is called repeatedly; it costs next to nothing until a rank is suspected."""
 
     def __init__(self, folder: Path, world: int, *, deadline: float, localise: Localise) -> None:
         self.folder, self.world, self.deadline, self.localise = folder, world, deadline, localise
@@ -281,8 +283,9 @@ class HangDetection:
     def look(self, rank_statuses: Callable[[], Mapping[int, RankStatus]],
          processes: Callable[[], Mapping[int, LocalRank]], *,
              silent: bool) -> Verdict | None:  # fmt: skip
-        """Return a verdict that names a cause, or None so far. silent: True if a rank has sent
-        nothing for the deadline."""
+        """Return a verdict that names a cause; None if no rank is suspected, or no cause is known
+        yet. rank_statuses, processes: called for the launcher's records by rank, and for the ranks'
+        processes on this machine. silent: True if a rank has sent nothing for the deadline."""
         now = time.monotonic()
         if now < self._next:
             return None
@@ -309,8 +312,8 @@ class HangDetection:
         self._since = None
 
     def explain(self, rank_statuses: Mapping[int, RankStatus], processes: Mapping[int, LocalRank]) -> Verdict:
-        """Return a verdict by the present evidence; write it to the run's folder unless its cause
-        is "none"."""
+        """Return a verdict by the present evidence of all ranks; write it to the run's folder
+        unless its cause is "none"."""
         gathered = gather(self.folder, rank_statuses, world=self.world)
         evidence = self._stacks(gathered.evidence, rank_statuses, processes)
         verdict = self.localise(evidence)

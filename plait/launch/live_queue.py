@@ -16,7 +16,8 @@ _MARK = re.compile(
 _LENGTH = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s?)?")
 YES = ("", "yes", "true", "y", "t", "1")
 MOST = 1 << 31
-"""The largest number accepted from users; larger numbers are clipped to it."""
+"""The largest number accepted from users in an option of a job, such as its priority; larger
+numbers are clipped to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +54,12 @@ class AdmissionRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """A job that opted in. held: True if it may not start until it is admitted. ready: True if it
-    waits for no other job and no time. gpus: on all its nodes (nodes, if nodes have no GPUs).
-    nodes: where the job runs. requested_nodes: where it is to run. limit: its time limit in the
-    manager's notation. jct: estimated run time, seconds. has_jct: True if the user gave ``jct``.
-    known: further properties, such as group, user and queue. parts: names of its pods, if it has
-    several parts."""
+    """A job that opted in to admission. held: True if it may not start until it is admitted. ready:
+    True if it waits for no other job and no time. submit, start: seconds since 1970. gpus: on all
+    its nodes (nodes, if nodes have no GPUs). nodes: where the job runs. requested_nodes: where it
+    is to run. limit: its time limit in the manager's notation. jct: estimated run time in seconds.
+    has_jct: True if the user gave ``jct``. known: further properties, such as group, user and
+    queue. parts: names of its pods, if it has several parts."""
 
     name: str
     state: Literal["waiting", "running", "ending", "over"]
@@ -80,7 +81,7 @@ class QueuedJob:
 
     @property
     def own_limit(self) -> str:
-        """The time limit of the job's submission."""
+        """The time limit with which the job was submitted, in the manager's notation."""
         return self.mark.limit if self.mark else self.limit
 
 
@@ -142,7 +143,8 @@ class LiveQueue(Protocol):
         ...
 
     def settle(self, job: QueuedJob) -> None:
-        """Correct the time limit of a job that runs in a zone."""
+        """Correct the time limit of a running job that was admitted to a zone, so that it lasts
+        until the zone is due."""
         ...
 
     def send_back(self, job: QueuedJob) -> None:
@@ -150,11 +152,12 @@ class LiveQueue(Protocol):
         ...
 
     def restore(self, job: QueuedJob) -> None:
-        """Restore the submitted settings of a job that is held again."""
+        """Restore the submitted time limit and nodes of a job that is held again."""
         ...
 
     def job_changed(self, error: Exception) -> bool:
-        """Return True if a refusal means that the job has ended or changed meanwhile."""
+        """Return True if ``error``, a manager's refusal, means that the job has ended or changed
+        meanwhile."""
         ...
 
 

@@ -64,27 +64,29 @@ STARTS, LOST, STOP = "starts.json", "lost_hosts.json", "stop.json"
 
 
 def write_note(folder: Path, name: str, **values: Any) -> None:
-    """Write a note to the run's folder. Raises OSError."""
+    """Write values as a small JSON file (a note) into the run's folder. Raises OSError."""
     with replacing(folder / name) as draft:
         draft.write_text(json.dumps(values) + "\n")
 
 
 def read_note(folder: Path, name: str) -> dict[str, Any]:
-    """Return a note's values; empty if the note is missing or damaged."""
+    """Return the values of a note that ``write_note`` has written; empty if it is missing or
+    damaged."""
     with suppress(OSError, ValueError):
         return read_table(folder / name)
     return {}
 
 
 def last_job(folder: Path) -> str:
-    """Return the cluster manager's job of the last failed start; empty if there was none."""
+    """Return the number or name of the cluster manager's job whose start of the run failed last;
+    empty if there was none."""
     return _starts(folder)[0]
 
 
 def starts_in_vain(folder: Path, job: str, before: int) -> int:
-    """Return the number of consecutive starts of the cluster manager's ``job``, ending with this
-    one, that saved no new checkpoint; write it down. before: the newest checkpoint's step when this
-    start began."""
+    """Return how many consecutive starts of the cluster manager's ``job``, with this one, saved no
+    new checkpoint, and write the number into the folder. before: the newest checkpoint's step when
+    this start began."""
     noted, vain = _starts(folder)
     vain = 0 if newest_checkpoint(folder) > before else 1 + (vain if noted == job else 0)
     if not Epoch.mine(folder).over:  # a start that superseded this one keeps the count
@@ -93,7 +95,8 @@ def starts_in_vain(folder: Path, job: str, before: int) -> int:
 
 
 def _starts(folder: Path) -> tuple[str, int]:
-    """Return the noted job, and its starts without a new checkpoint."""
+    """Return (the cluster manager's job of the last failed starts, their number without a new
+    checkpoint), as noted in the folder."""
     noted = read_note(folder, STARTS)
     job, vain = noted.get("job"), noted.get("vain")
     return (job, vain) if isinstance(job, str) and isinstance(vain, int) and vain >= 0 else ("", 0)
@@ -106,7 +109,8 @@ def give_up_hosts(folder: Path, job: str, hosts: Sequence[str]) -> None:
 
 
 def abandoned_hosts(folder: Path, job: str) -> set[str]:
-    """Return the hosts of its rank table that a job does not wait for any more."""
+    """Return the hosts of its rank table that the cluster manager's ``job`` does not wait for any
+    more."""
     noted = read_note(folder, LOST)
     hosts: Any = noted.get("hosts")
     return set(map(str, hosts)) if noted.get("job") == job and isinstance(hosts, list) else set()
@@ -121,13 +125,14 @@ def request_stop(folder: Path, job: str, *, signalled: bool = False) -> None:
 
 
 def forget_stop(folder: Path) -> None:
-    """Remove the note to stop: a new job of the run does not obey an earlier job's note."""
+    """Remove the note that asks a job to end: a new job of the run does not obey an earlier job's
+    note."""
     with suppress(OSError):
         (folder / STOP).unlink(missing_ok=True)
 
 
 def stop_requested(folder: Path, job: str, *, running: bool = False) -> bool:
-    """Return True if the job has to end. running: True if its launcher has handled signals all the
-    time."""
+    """Return True if a note in the folder asks the cluster manager's ``job`` to end. running: True
+    if its launcher has handled signals all the time, so that a note for a signal does not count."""
     noted = read_note(folder, STOP)
     return noted.get("job") == job and not (running and noted.get("signalled"))

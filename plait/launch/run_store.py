@@ -19,7 +19,8 @@ Answer = Callable[[StoreAnswer], None]
 
 @dataclass(frozen=True)
 class _Wait:
-    """A call that is answered once all keys are set. left: the missing keys."""
+    """A call to the store that is answered once all its keys are set. left: the keys that are not
+    set yet. answer: sends the answer."""
 
     call: StoreCall
     left: set[str]
@@ -40,7 +41,7 @@ class RunStore:
         return {rank for rank, _ in self._waits}
 
     def take(self, rank: int, call: StoreCall, answer: Answer) -> None:
-        """Execute a rank's call, and answer now or when its keys are set."""
+        """Execute a rank's call to the store; answer it now, or when its keys are set."""
         try:
             self._do(rank, call, answer)
         except ValueError as error:  # invalid base64, or the value to add to is no number

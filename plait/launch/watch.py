@@ -40,8 +40,8 @@ LOOK = 0.05
 GRACE = 5.0
 """Seconds that ranks without anything to save get to end by themselves after a request to stop."""
 NAP = 1.0
-"""Seconds between two checks above which the launcher itself was stopped: that time does not count
-as a rank's silence."""
+"""Seconds: after a longer pause between two checks, the launcher itself was stopped, and the pause
+does not count as a rank's silence."""
 
 
 class Process(Protocol):
@@ -95,9 +95,10 @@ class EventSource(Protocol):
 
 @dataclass
 class RankProcess:
-    """A rank's process, and its last messages. heard: the time of the last message, monotonic
-    seconds. where: the machine, if it is not this one. error, kind: the error that ends the rank,
-    and its class. warned: True if its silence was reported."""
+    """A rank's process, and its last messages. number: of the rank. heard: when the last message
+    came, in seconds of the monotonic clock. where: the machine, if it is not this one. beat: the
+    last state that the rank sent. error, kind: the error that ends the rank, and its class. warned:
+    True if its silence was reported."""
 
     number: int
     process: Process
@@ -120,7 +121,8 @@ class RankProcess:
         return self.process.stopped
 
     def silent(self, now: float) -> str:
-        """Describe the rank's silence."""
+        """Return a phrase on how long the rank has been silent. now: seconds of the monotonic
+        clock."""
         why = "; its process is stopped (SIGSTOP, or a debugger)" if self.stopped else ""
         return f"{self.name} has not answered for {now - self.heard:.0f} s ({self.beat.doing}{why})"
 
@@ -235,7 +237,7 @@ class Watch:
 
     @property
     def _matters(self) -> bool:
-        """True if a failure has to be reported: not after a request to stop before training
+        """True if a rank's failure has to be reported: not after a request to stop before training
         began."""
         return self.stop is None or all(rank.beat.step >= 0 for rank in self.ranks)
 
@@ -260,7 +262,8 @@ class Watch:
                 self._selector.unregister(key.fileobj)
 
     def _is_news(self, source: EventSource) -> bool:
-        """Return True if a source's signal is a new request: one Ctrl-C may reach every node."""
+        """Return True if a signal that a source reports is a new request to stop: one Ctrl-C may
+        reach every node."""
         first = self.stop is None and not self._signalled_from
         again = id(source) in self._signalled_from
         self._signalled_from.add(id(source))
@@ -288,7 +291,8 @@ class Watch:
             self._kill_at = -math.inf
 
     def _ask(self, stop: Stop, who: str) -> None:
-        """Ask every rank to save and end."""
+        """Ask every rank to save and end. who: who was signalled, for the message; empty for this
+        machine."""
         if self.stop is not None:
             return
         self.stop = stop
@@ -314,7 +318,7 @@ class Watch:
             raise self._hangs(verdict)
 
     def _hangs(self, verdict: Verdict, cause: str = "") -> RankFailure:
-        """Return the error for a verdict. cause: replaces the verdict's."""
+        """Return the error for a verdict on a hang. cause: used in place of the verdict's."""
         log = f" Its log: {self._log(self.ranks[verdict.ranks[0]])}" if verdict.ranks else ""
         why = f"{verdict.why} All ranks were ended.{log}"
         return RankFailure(why, ranks=verdict.ranks, cause=cause or verdict.cause)
@@ -416,7 +420,7 @@ class Watch:
         return message.strip() if mark else ""
 
     def _last_words(self, rank: RankProcess) -> str:
-        """Return the rank's message for the user, or else the last line of its log."""
+        """Return the error message that a rank sent, or else the last line of its log."""
         lines = rank.process.log_tail().strip().splitlines()
         return self._message(rank) or (lines[-1] if lines else "")
 

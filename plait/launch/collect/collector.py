@@ -42,19 +42,20 @@ LOOK = 10.0
 """Seconds between two reads of the rings, at most: each read has a fixed cost, however little is
 new."""
 SOON = 1.0
-"""Seconds between two reads, at most, with live metrics or loggers; also the initial assumption."""
+"""Seconds between two reads of the rings, at most, with live metrics or loggers; also the initial
+assumption of a step's length."""
 QUICK = 0.05
-"""Seconds between two reads, at least. Each read shall find at most a quarter of the ring new."""
+"""Seconds between two reads of the rings, at least. They are so frequent that a read finds at most
+a quarter of a ring new."""
 FLUSH = 10.0
 """Seconds between two writes of new records, at least; longer if writing would take more than
 ``SHARE`` of the host's CPU time."""
 SHARE = 0.0005
 MANY = 64
-"""The largest number of rings that are all read to compare clocks; above it, one ring per host is
-read."""
+"""The largest number of rings that are all read to compare hosts' clocks; above it, one ring per
+host is read."""
 GRACE = 5.0
-"""Seconds to wait for ranks that still run after their starter has ended; they end soon after
-it."""
+"""Seconds to wait for ranks that still run after the launcher has ended; they end soon after it."""
 
 
 class RankFiles:
@@ -72,9 +73,9 @@ class RankFiles:
         self.over = self.ended  # True for a ring of an earlier start: its records are written, but not published live
 
     def look(self, live: Live | None, *, last: bool = False) -> int:
-        """Read new records and take steps up to the one before the last finished step; return the
-        number of new records. What a rank does between two steps, such as saving, belongs to the
-        step before. last: take everything."""
+        """Read new records of the ring, and pass on whole steps up to the one before the last
+        finished step; return the number of new records. What a rank does between two steps, such as
+        saving, belongs to the step before. last: pass on everything."""
         fresh = self.ring.advance()
         if self.ring.header.step == UNSET:  # the rank still measures what its plan leaves open, and has begun no step
             self.ring.keep(self.ring.header.capacity)
@@ -106,8 +107,8 @@ class RankFiles:
 
 
 class Collector:
-    """The collector of the rings of ranks ``first`` to ``first + count - 1`` of the run in
-    ``folder``."""
+    """Collector of what ranks ``first`` to ``first + count - 1`` of the run in ``folder`` write
+    into their rings."""
 
     def __init__(
         self, folder: Path, first: int, count: int, run: CollectorSettings, *, live: Live | None = None,
@@ -126,7 +127,8 @@ class Collector:
         self._pause, self._rate = FLUSH, 0.25 / SOON  # rate: share of a ring that is written per second
 
     def look(self) -> float:
-        """Collect the new records of every rank; return the seconds until the next call."""
+        """Collect the new records of every rank; return the seconds to wait before the next
+        call."""
         if self._epoch.over:  # the rings and files belong to another attempt
             return LOOK
         start, share = time.monotonic(), 0.0
@@ -143,7 +145,8 @@ class Collector:
         return max(QUICK, min(longest, 0.25 / max(self._rate, 1e-9)) - (time.monotonic() - start))
 
     def flush(self, *, last: bool = False) -> None:
-        """Write the collected records, unless the run's attempt was superseded."""
+        """Write the collected records to files, unless another attempt of the run has begun. last:
+        write even incomplete parts."""
         if self._epoch.over:
             return
         if self._sums:
@@ -189,8 +192,8 @@ class Collector:
             say(f"warning: the timeline misses {records} records, which were overwritten before they were read")
 
     def _open(self, rank: int) -> RankFiles | None:
-        """Return the rank's ring, or None. After a restart of the rank, take what the old ring
-        holds and open the new ring."""
+        """Return the files of a rank, opened anew; None if the rank has no new ring. After a
+        restart of the rank, first take what the old ring holds."""
         known, path = self._ranks.get(rank), ring_path(self.folder, rank)
         if known and known.ring.replaced:
             self._tried(known, last=True)
@@ -223,7 +226,7 @@ class Collector:
             self._warn_once(str(error))
 
     def _pass_on(self) -> None:
-        """Pass new lines of rank 0's metrics to live metrics and loggers."""
+        """Pass new lines of rank 0's ``metrics.jsonl`` to live metrics and loggers."""
         for line in self._tail.lines() if self._tail else ():
             if self.live:
                 self.live.measured(line)

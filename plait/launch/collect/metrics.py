@@ -64,7 +64,7 @@ class Live:
         self._measured: dict[str, float] = {}
 
     def add(self, header: Header, records: Records) -> None:
-        """Add the records of whole steps of a rank."""
+        """Add the records of whole steps of a rank to the counters. header: of the rank's ring."""
         steps = records.table[records.table["kind"] == RecordKind.STEP]
         with self._lock:
             for kind, seconds in records.seconds().items():
@@ -82,14 +82,14 @@ class Live:
                 self._hidden[header.rank] = math.nan if hidden is None else hidden
 
     def at(self, header: Header, lost: int) -> None:
-        """Set a rank's present state. lost: its records that were overwritten before they were
-        read."""
+        """Set a rank's present state from its ring's header. lost: number of its records that were
+        overwritten before they were read."""
         with self._lock:
             self._headers[header.rank], self._lost[header.rank] = header, lost
 
     def measured(self, line: Mapping[str, Any]) -> None:
-        """Set rank 0's measured values of a step. A null, which marks an unknown value, removes the
-        previous value."""
+        """Set rank 0's measured values of a step from its line of ``metrics.jsonl``. A null, which
+        marks an unknown value, removes the previous value."""
         with self._lock:
             for name in MEASURED.keys() & line.keys():
                 self._measured.pop(name, None)
@@ -178,15 +178,15 @@ class Live:
 
 
 class Tail:
-    """New lines of ``metrics.jsonl``, only complete ones that parse; a file that is truncated is
-    followed from its new end."""
+    """Reader of the lines that are added to ``metrics.jsonl``, only complete ones that parse; a
+    file that is truncated is followed from its new end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._at = self._size()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines added since the last call."""
+        """Return the lines added since the last call, each as a dictionary."""
         size = self._size()
         if size <= self._at:
             self._at = size

@@ -32,23 +32,24 @@ from typing import Any
 from plait.core.record.rollup import BLOCK, RollupSource, joined, last_steps_of_rings, rollup_file, write_rollup
 
 PART = 50
-"""The smallest number of steps in a finished file of spans."""
+"""The smallest number of steps in a finished file of spans; a file with fewer steps is written
+again when it has grown."""
 MOST = 1 << 18
 """Records that may wait to be written (18 MB); beyond that, the oldest are dropped."""
 SAMPLED = "sampled"
-"""The folder of the spans that are kept of older steps."""
+"""Name of the folder for spans that are kept of older steps."""
 
 
 class Unusual:
-    """Detector of steps that took far longer than the previous ones: by a quarter, and by eight
-    times the median absolute deviation of the last fifty."""
+    """Detector of steps that took far longer than the fifty before: at least a quarter longer than
+    their median, and longer by eight times their median absolute deviation."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=50)
 
     def __call__(self, seconds: float) -> bool:
-        """Return True if a step of this many seconds is unusual, and add the step to the recent
-        ones."""
+        """Return True if a step of this many seconds is unusual; add the step to those that later
+        ones are compared with."""
         found, recent = False, self._recent
         if len(recent) >= 10:
             middle = statistics.median(recent)
@@ -95,8 +96,8 @@ class Journal:
         self._spans.append(table)
 
     def flush(self) -> OSError | None:
-        """Write the waiting records; return the error if writing failed. A part of fewer than
-        ``PART`` steps is written again when it has grown."""
+        """Write the waiting records to a file; return the error if writing failed, else None. A
+        file with fewer than ``PART`` steps is written again when it has grown."""
         error = self._write_part()
         while not error and self._files and _last_step(self._files[0]) <= self.last - self.keep:
             error = self._thin_out(self._files.popleft())
@@ -123,7 +124,8 @@ class Journal:
         return None
 
     def _forget_part(self, path: Path) -> None:
-        """Remove the part's previous file: ``path`` holds the same spans and more."""
+        """Remove the previous file of the part that grows: ``path`` holds the same spans and
+        more."""
         if self._part is not None and self._part != path:
             self._part.unlink(missing_ok=True)
             self._files.remove(self._part)
@@ -140,7 +142,8 @@ class Journal:
             self.lost += len(set(self._spans.pop()["step"].tolist()))
 
     def _thin_out(self, path: Path) -> OSError | None:
-        """Remove an old part, except for its sample."""
+        """Rewrite an old file of spans with its sample of steps only; return the error if writing
+        failed."""
         error = None
         if self.sample:
             kept = self.folder / SAMPLED / path.name
@@ -168,9 +171,9 @@ def _last_step(part: Path) -> int:
 
 
 STEPS = 100
-"""Steps after which a file of sums is rewritten."""
+"""Number of new steps after which a growing file of sums is written again."""
 SECONDS = 60.0
-"""Seconds after which a file of sums is rewritten, if that comes first."""
+"""Seconds after which a growing file of sums is written again, even with fewer new steps."""
 WAITING = 4
 """Files of finished blocks that may wait for room on the disk; beyond that, the oldest are
 dropped."""
@@ -178,8 +181,9 @@ dropped."""
 
 @dataclass(eq=False, kw_only=True)
 class SumsFile:
-    """A growing file of sums. rings: by rank, its ring's token and its last step; one ring per rank
-    only."""
+    """A file with the sums of a block of steps, which grows. rings: by rank, (token of its ring,
+    its last step); a second ring of a rank, after a restart, gets another file. last: last step in
+    ``rows``."""
 
     path: Path
     plan: str
@@ -193,7 +197,8 @@ class SumsFile:
     """The time of the last write, seconds of the monotonic clock."""
 
     def due(self, last: bool) -> bool:
-        """Return True if enough new steps wait to be written. last: any number is enough."""
+        """Return True if enough new steps wait to be written, or for ``SECONDS``. last: any number
+        is enough."""
         new = self.last - self.written
         return new > 0 and (last or new >= STEPS or time.monotonic() - self.at >= SECONDS)
 
@@ -211,7 +216,8 @@ class SumsFile:
 
 
 class Sums:
-    """The sums of these ranks of a run. lost: steps whose sums were dropped."""
+    """Writer of the sums of all steps of a host's ranks (``ranks``). lost: number of steps whose
+    sums were dropped."""
 
     def __init__(self, timeline: Path, ranks: range) -> None:
         self.timeline, self.ranks = timeline, ranks
@@ -224,8 +230,8 @@ class Sums:
         self._before: dict[tuple[int, int], int] | None = None
 
     def written(self, ring: Header) -> int:
-        """Return the last step of this ring that an earlier agent has written to files; -1 if there
-        is none."""
+        """Return the last step of this ring whose sums an earlier agent has written to files; -1 if
+        there is none."""
         if self._before is None:
             self._before = last_steps_of_rings(self.timeline, self.ranks)
         return self._before.get((ring.rank, ring.token), -1)
@@ -274,8 +280,8 @@ class Sums:
             self._under_way[ring.rank] = part
 
     def _part(self, ring: Header, block: int, first: int) -> SumsFile:
-        """Return the file for a rank's block. A restarted rank gets a new file: a file with several
-        starts of a rank would not tell which one counts."""
+        """Return the growing file for a rank's block of steps. A restarted rank gets a new file: a
+        file with several starts of a rank would not tell which one counts."""
         part = self._open.get((block, ring.plan))
         again = part is not None and part.rings.get(ring.rank, (ring.token,))[0] != ring.token
         if part is None or again:

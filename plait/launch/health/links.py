@@ -34,14 +34,14 @@ from plait.core.runs.channel import Channel, Stop
 from plait.core.topology.links import kind_of, rounds, slower
 
 PATIENCE = 10.0
-"""Seconds to wait until all hosts have connected."""
+"""Seconds that node 0 waits until all hosts have connected."""
 LONGEST = 30.0
 """Timeout of one measurement, seconds."""
 EVERY_PAIR = 16
 """The largest number of hosts of which all pairs are measured; above it, pairs at distances 1, 2,
 4, ... only."""
 CLOCKS = 16
-"""Exchanges to estimate a clock's offset; the fastest one counts."""
+"""Number of message exchanges to estimate a clock's offset; the fastest one counts."""
 DISK = 16 << 20
 """Bytes written to measure the disk."""
 _BLOCK = bytes(1 << 18)
@@ -56,7 +56,7 @@ class Peer:
         self.end, self._lines = end, end.makefile("rwb")
 
     def say(self, value: Any) -> None:
-        """Send a value."""
+        """Send a value as one line of JSON. Raises OSError if the connection is closed."""
         self._lines.write(json.dumps(value).encode() + b"\n")
         self._lines.flush()
 
@@ -146,18 +146,18 @@ def pairs_of(hosts: int) -> list[list[tuple[int, int]]]:
 
 
 class Host:
-    """This host: carries out node 0's orders."""
+    """This host, in the part that every host has: it carries out node 0's orders."""
 
     def __init__(self, node: int, address: str, folder: Path, nbytes: int) -> None:
         self.node, self.folder, self.nbytes = node, folder, nbytes
         self.sink, self.own = Sink(address), Sink("127.0.0.1")
 
     def hello(self) -> dict[str, Any]:
-        """Return this host's node, name and sink address."""
+        """Return this host's first message: its node number, name and the address of its sink."""
         return {"node": self.node, "host": this_host(), "where": self.sink.where}
 
     def do(self, order: dict[str, Any]) -> Any:
-        """Carry out an order; return its answer."""
+        """Carry out an order of node 0, a measurement; return its result."""
         match order["do"]:
             case "clock":
                 return time.time()
@@ -188,16 +188,16 @@ class Host:
 
 
 class Leader:
-    """Node 0, connected to all hosts that came in time; ``report`` measures and returns the
-    results."""
+    """Node 0, which gives orders to all hosts that have connected in time; ``report`` measures and
+    returns the results."""
 
     def __init__(self, own: Host, peers: dict[int, tuple[Peer, dict[str, Any]]], nodes: int) -> None:
         self.own, self.peers, self.nodes = own, peers, nodes
         self.here = {own.node: own.hello(), **{node: hello for node, (_, hello) in peers.items()}}
 
     def request(self, orders: dict[int, dict[str, Any]]) -> dict[int, Any]:
-        """Have hosts carry out orders at the same time; return their answers by node, without hosts
-        that have disconnected."""
+        """Have hosts carry out orders at the same time; return their results. orders, results: by
+        node, without hosts that have disconnected."""
 
         def one(node: int) -> Any:
             try:
@@ -241,8 +241,8 @@ class Leader:
         return {names[node]: sum(rate for rate in rates if not isinstance(rate, str)) for node, rates in found.items()}
 
     def _clock(self, node: int) -> list[float] | None:
-        """Return the seconds that a host's clock is ahead of this host's, and their uncertainty;
-        None if unknown."""
+        """Return (seconds that a host's clock is ahead of this host's, their uncertainty in
+        seconds); None if unknown."""
         if node == self.own.node:
             return [0.0, 0.0]
         best: tuple[float, float] | None = None
@@ -270,7 +270,8 @@ SLOW = 1 / 4
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits of a check. rate: bytes per second that a link must have; 0: links are only compared.
-    clock: the largest clock offset, seconds. disk_rate: bytes per second. disk_free: bytes."""
+    clock: the largest clock offset in seconds. disk_rate: least bytes per second of a write.
+    disk_free: least free bytes."""
 
     rate: float = 0.0
     clock: float = 1.0
@@ -310,8 +311,9 @@ def findings(report: Mapping[str, Any], limits: Limits, names: Sequence[str] = (
 
 
 def _links(links: Sequence[Mapping[str, Any]], limits: Limits) -> list[tuple[str, tuple[str, ...], str]]:
-    """Return broken links and links below the required rate; hosts whose best link is slower than
-    other hosts'; and links slower than the best links of both ends."""
+    """Return (kind, hosts, description) of each problem: broken links and links below the required
+    rate; hosts whose best link is slower than other hosts'; and links slower than the best links of
+    both ends."""
     best: dict[str, float] = {}
     for one in links:
         for host in (one["from"], one["to"]):
@@ -335,7 +337,8 @@ def _links(links: Sequence[Mapping[str, Any]], limits: Limits) -> list[tuple[str
 
 
 def _slow(rates: Mapping[str, float | None]) -> dict[str, str]:
-    """Return an explanation for each missing rate, and for each rate far below the median."""
+    """Return a description for each host whose rate is missing, or far below the median (``SLOW``).
+    rates: bytes per second by host."""
     known = {key: rate for key, rate in rates.items() if rate is not None}
     return {key: "gave no answer" for key, rate in rates.items() if rate is None} | {
         key: f"passes {in_rate(known[key])}, and the median of all is {in_rate(usual)}"
@@ -399,8 +402,7 @@ def main() -> int:
 
 
 def _gathered(server: socket.socket, others: int) -> dict[int, tuple[Peer, dict[str, Any]]]:
-    """Return the connections of the hosts that connect in time, by node, with their hello
-    messages."""
+    """Return (connection, first message) of the hosts that connect in time, by node."""
     found: dict[int, tuple[Peer, dict[str, Any]]] = {}
     end = time.monotonic() + PATIENCE
     while len(found) < others and (left := end - time.monotonic()) > 0:

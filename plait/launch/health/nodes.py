@@ -42,10 +42,9 @@ process starts."""
 
 @dataclass(frozen=True)
 class NodeReport:
-    """The resources of a node. asked: GPUs requested from the cluster manager. gpus: visible GPUs,
-    if any were requested. shared: free bytes of /dev/shm. locked: bytes that may be locked. clock:
-    seconds since
-    1970. plait, torch: versions."""
+    """The resources of a node, as its agent reports them. asked: GPUs requested from the cluster
+    manager. gpus: visible GPUs, if any were requested. shared: free bytes of /dev/shm. locked:
+    bytes that a process may lock. clock: seconds since 1970. plait, torch: versions."""
 
     asked: int = 0
     gpus: int = UNKNOWN
@@ -85,7 +84,7 @@ def make_room(files: int, what: str) -> None:
 
 
 def look() -> NodeReport:
-    """Return this node's resources."""
+    """Return this node's resources and versions."""
     from plait import __version__
 
     torch, shared = "", UNKNOWN
@@ -125,8 +124,8 @@ class PreflightVerdict:
 
 
 def judge(reports: Mapping[str, NodeReport], came: Mapping[str, float]) -> PreflightVerdict:
-    """Judge all nodes. reports: each host's resources. came: the time each report arrived, on this
-    machine's clock."""
+    """Return which nodes are unfit for ranks, and warnings. reports: each host's resources. came:
+    seconds since 1970 at which each report arrived, on this machine's clock."""
     unfit, remarks = dict[str, str](), list[str]()
     own = look()
     torch = _torch(reports.values(), own.torch)

@@ -113,8 +113,8 @@ def _silent(probe: Probe) -> ProbeResult:
 
 
 def answer_of(*argv: str, limit: float = 10.0) -> tuple[int, str]:
-    """Run a program; return its exit status and output. Status -1 if the program is missing, 1
-    after ``limit`` seconds."""
+    """Run a program; return (exit status, output). Status -1: the program is missing. Status 1 also
+    if it takes longer than ``limit`` seconds."""
     program = path_of(argv[0])
     if program is None:
         return -1, ""
@@ -147,7 +147,8 @@ def memory(free: int | None) -> ProbeResult:
 
 
 def shared_memory(gpus: int) -> ProbeResult:
-    """Report /dev/shm, through which ranks of one machine communicate with NCCL."""
+    """Report /dev/shm, through which ranks of one machine communicate with NCCL. gpus: number of
+    GPUs of this machine; 0: its size does not matter."""
     free = look().shared
     if free == UNKNOWN:
         return ProbeResult("not there", "look", "Mount it: mount -t tmpfs tmpfs /dev/shm")
@@ -181,7 +182,7 @@ def run_folder(folder: Path) -> ProbeResult:
 
 def limits(gpus: int) -> ProbeResult:
     """Report the system's limits of a process (``LIMITS``); launchers raise the soft limits to the
-    hard ones."""
+    hard ones. gpus: number of GPUs of this machine, which need locked memory."""
     values, told, wrong, states = dict[str, int](), list[str](), list[str](), {"fine"}
     for number, key, name, form, least, many, fix in LIMITS:
         hard = values[key] = resource.getrlimit(number)[1]

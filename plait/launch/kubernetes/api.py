@@ -118,7 +118,7 @@ class KubernetesNamespace:
             return found
 
     def get(self, kind: str, name: str) -> Object:
-        """Return an object. Raises NotThere if it does not exist."""
+        """Return an object. Raises NotFound if it does not exist."""
         return self._request(_Call("get", kind, name), self._method("read", kind), name)
 
     def list(self, kind: str, labels: str = "") -> tuple[list[Object], str]:
@@ -139,7 +139,7 @@ class KubernetesNamespace:
     ) -> Object:
         """Patch an object and return it: a JSON patch if ``changes`` is a sequence, else a merge
         patch. status: patch the object's status, which needs a permission of its own. Raises
-        NotThere, and Conflict if a test of the patch fails or the uid does not match."""
+        NotFound, and Conflict if a test of the patch fails or the uid does not match."""
         body = changes if isinstance(changes, Mapping) else [*changes]
         call = _Call("patch the status of" if status else "patch", kind, name)
         method = self._method("patch", kind, "_status" if status else "")
@@ -148,8 +148,9 @@ class KubernetesNamespace:
     def delete(
         self, kind: str, name: str, *, grace: int | None = None, wait_for_pods: bool = False, uid: str = ""
     ) -> None:  # fmt: skip
-        """Delete an object; no error if it does not exist. wait_for_pods: the object stays until
-        its pods have ended. uid: delete only an object with this uid."""
+        """Delete an object; no error if it does not exist. grace: seconds that its pods have to
+        end; None: their own. wait_for_pods: the object stays until its pods have ended. uid: delete
+        only an object with this uid."""
         options: Object = {"propagation_policy": "Foreground" if wait_for_pods else "Background"}
         if grace is not None:
             options["grace_period_seconds"] = grace
@@ -312,7 +313,8 @@ def load(settings: client.Configuration, context: str) -> None:
 
 @contextmanager
 def _logged() -> Iterator[list[str]]:
-    """Collect the errors logged inside the block, instead of showing them."""
+    """Collect the error messages logged inside the block, instead of showing them; yield their
+    list."""
     found, root = list[str](), logging.getLogger()
 
     class Kept(logging.Handler):

@@ -1,7 +1,6 @@
 """Runs in pods, from outside: submit a run to a cluster, show its output, end it.
 
-A run needs no follower. A follower also deletes the pods of lost nodes (``lost.Fence``).
-"""
+A run needs no follower. A follower also deletes the pods of lost nodes (``lost.LostPods``)."""
 
 from __future__ import annotations
 
@@ -39,7 +38,8 @@ LOOK = 0.5
 LONGEST = 60.0
 """The longest pause between two attempts to reach an unavailable server, seconds."""
 STOPPING = 5.0
-"""The longest such pause, seconds, while the run is to be stopped."""
+"""The longest pause in seconds between two attempts to reach an unavailable server, once the run is
+to be stopped."""
 SETTLING = 20.0
 """Seconds that pod 0 may take to end after its Job."""
 HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerError")
@@ -58,8 +58,8 @@ def new_name(name: str) -> str:
 
 
 def submit(cluster: KubernetesNamespace, run: PodRun) -> None:
-    """Create all objects of a run. If one is refused, delete them again, or print the command that
-    does; then raise."""
+    """Create all objects of a run in the cluster. If one is refused, delete them again, or print
+    the command that does; then raise the LaunchError of the refusal."""
     owner = cluster.create(run.workload())
     try:
         for one in run.owned_objects(owner):
@@ -210,8 +210,9 @@ class _FollowedRun:
             time.sleep(0.05)
 
     def look(self) -> int | PodRun | None:
-        """Poll once; return the exit status or the run's next Job, or None while the Job goes
-        on."""
+        """Poll the cluster once; return the run's exit status, or the run's next Job, or None while
+        the Job goes on. Raises Hopeless if a pod cannot start, NotFound if somebody else deleted
+        the run."""
         pods = self.pods.now()
         if head := newest(pods):
             self.log.follow(head)
@@ -247,8 +248,8 @@ class _FollowedRun:
         return None
 
     def _renew(self, workload: Object) -> None:
-        """Replace this Job, which delays its pods, by a new one. Called again after the server was
-        unavailable."""
+        """Submit a new Job of the run in place of this one, whose backoff delays its pods. Called
+        again after the server was unavailable."""
         if self.next is None:
             following = successor(self.run)
             try:
@@ -268,8 +269,8 @@ class _FollowedRun:
             self.cluster.delete(self.run.kind, self.run.name, wait_for_pods=True)
 
     def _settled(self) -> list[Object]:
-        """Return all pods after pod 0 has written its termination message: another pod may have
-        ended the Job before."""
+        """Return all pods, once pod 0 has written its termination message or ``SETTLING`` seconds
+        have passed: another pod may have ended the Job before."""
         deadline = time.monotonic() + SETTLING
         while True:
             pods = self.pods.now()

@@ -71,7 +71,8 @@ MARGIN = 10.0
 """Seconds of grace for a pod on an unresponsive node: no process there learns that it has to
 end."""
 LONG = 300.0
-"""Seconds beyond the grace period on a responsive node, whose kubelet may be busy."""
+"""Seconds beyond the grace period that a pod may take to end on a responsive node, whose kubelet
+may be busy."""
 LOST = ("DeletionByTaintManager", "DeletionByPodGC")
 """Reasons of a pod's deletion whose node does not respond."""
 GIVEN_UP = "NodeLost"
@@ -87,8 +88,9 @@ class LostPods:
         """The time (monotonic seconds) at which each pod was first observed terminating, by uid."""
 
     def look(self, pods: Iterable[Object]) -> None:
-        """Force overdue pods to fail, and delete them. Raises Away; other refusals are reported,
-        not too often."""
+        """Force pods of lost nodes to fail, and delete them; to be called with the run's pods again
+        and again. Raises Unavailable if the server does not answer; other refusals are printed, not
+        too often."""
         now, ending = time.monotonic(), [pod for pod in pods if _terminating(pod)]
         self._since = {uid(pod): self._since.get(uid(pod), now) for pod in ending}
         for pod in ending:
@@ -117,7 +119,7 @@ class LostPods:
 
 
 def allowed(pod: Object) -> float:
-    """Return the seconds that a terminating pod may take to end."""
+    """Return the seconds that a terminating pod may take to end before it is forced."""
     if not is_active(pod):
         return 0.0  # the server became unavailable between the patch and the deletion
     grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
@@ -156,12 +158,12 @@ class Backoff:
         self._last = 0.0
 
     def give_up(self) -> None:
-        """Stop estimating: no other Job may be created."""
+        """Stop estimating: ``left`` returns 0 from now on, since no other Job may be created."""
         self._counts = False
 
     def left(self, pods: Sequence[Object], gone: Iterable[Object]) -> float:
-        """Return the seconds of backoff until missing pods are created; 0 if none is missing or
-        delayed. gone: deleted pods."""
+        """Return the seconds that the Job's controller still waits before it creates missing pods;
+        0 if none is missing or delayed. gone: deleted pods."""
         ended = [*(pod for pod in pods if failed(pod)), *(pod for pod in gone if not _succeeded(pod))]
         if new := {uid(pod) for pod in ended} - self._failed:
             self._failed |= new

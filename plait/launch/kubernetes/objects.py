@@ -55,7 +55,7 @@ def ending(workload: Object) -> bool | None:
 
 
 def newest(pods: Iterable[Object]) -> Object | None:
-    """Return the pod of index 0 that was created last, or None."""
+    """Return the pod of index 0 that was created last; None if there is none."""
     heads = [pod for pod in pods if index_of(pod) == 0]
     return max(heads, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), _begun(pod)), default=None)
 
@@ -65,13 +65,14 @@ def _begun(pod: Object) -> str:
 
 
 def container_of(pod: Object) -> Object:
-    """Return the status of Plait's container in a pod; empty if unknown."""
+    """Return the status of Plait's container in a pod, a dictionary; empty if unknown."""
     found = pod.get("status", {}).get("containerStatuses") or []
     return next((one for one in found if one.get("name") == CONTAINER), {})
 
 
 def last_words(pod: Object | None) -> dict[str, Any]:
-    """Return pod 0's termination message, a dictionary; empty if there is none."""
+    """Return the values that the launcher wrote as pod 0's termination message (``status``,
+    ``message``, ...); empty if there are none."""
     message = container_of(pod or {}).get("state", {}).get("terminated", {}).get("message", "")
     with suppress(ValueError):
         said = json.loads(message)
@@ -85,12 +86,12 @@ def is_active(pod: Object) -> bool:
 
 
 def failed(pod: Object) -> bool:
-    """Return True if the pod has failed."""
+    """Return True if the pod's phase is Failed."""
     return pod.get("status", {}).get("phase") == "Failed"
 
 
 def why_failed(pod: Object) -> str:
-    """Describe how a pod ended, and on which node."""
+    """Return a phrase on how a pod ended: its index, node, exit status and reason."""
     ended = container_of(pod).get("state", {}).get("terminated", {})
     code = ended.get("exitCode")
     told = {DO_NOT_RETRY: " (not started again)"}.get(code, "")
@@ -99,7 +100,7 @@ def why_failed(pod: Object) -> str:
 
 
 def waiting(pod: Object) -> str:
-    """Return the reason why a pod does not run yet; empty if it is unknown."""
+    """Return a phrase with the reason why a pod does not run yet; empty if unknown."""
     reason = container_of(pod).get("state", {}).get("waiting", {})
     if reason.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
         return f"pod {index_of(pod)}: {reason['reason']} {reason.get('message', '')}".strip()
@@ -170,8 +171,8 @@ def run_in(cluster: KubernetesNamespace, name: str) -> ClusterRun:
 
 
 def end(cluster: KubernetesNamespace, run: ClusterRun, *, at_once: bool) -> None:
-    """Let ranks save and end, or kill them. The Job is deleted first: it would recreate its
-    pods."""
+    """Stop a run: let ranks save and end, or kill them (``at_once``). The Job is deleted first: it
+    would recreate its pods."""
     pods = cluster.list("Pod", f"{RUN}={run.name}")[0] if at_once else ()
     cluster.delete(run.kind, run.name, wait_for_pods=not at_once)
     for pod in pods:
@@ -207,7 +208,7 @@ attempt."""
 PAUSE = 0.5
 """Seconds before a broken connection is opened again."""
 KEPT = 16_384
-"""Bytes kept of a log's end."""
+"""Number of bytes kept of a log's end."""
 
 
 class Objects:
@@ -222,7 +223,7 @@ class Objects:
         self._error: LaunchError | None = None
         self._away: Unavailable | None = None
         self.listed = False
-        """True once the objects were listed."""
+        """True once the objects were listed for the first time."""
         self._thread = threading.Thread(target=self._run, name=kind, daemon=True)
 
     def __enter__(self) -> Self:
@@ -235,8 +236,8 @@ class Objects:
         self._ending.set()
 
     def now(self) -> list[Object]:
-        """Return all objects in their last known state. Raises Away while the server does not
-        answer, LaunchError if listing is refused."""
+        """Return all objects in their last known state. Raises Unavailable while the server does
+        not answer, LaunchError if listing is refused."""
         with self._lock:
             if problem := self._error or self._away:
                 raise type(problem)(str(problem))
@@ -283,7 +284,8 @@ class Objects:
 
 
 class PodLog:
-    """Copies a pod's log to ``sink``, and after a restart the log of its successor."""
+    """Copier of a pod's log to ``sink``; after a restart, of the log of the pod that replaces
+    it."""
 
     def __init__(self, cluster: KubernetesNamespace, sink: BinaryIO) -> None:
         self._cluster, self._sink = cluster, sink
@@ -340,8 +342,8 @@ class PodLog:
 
 
 def _seconds_since(stamp: str) -> str:
-    """Return the whole seconds since a timestamp, and one or two more; empty without a
-    timestamp."""
+    """Return the whole seconds since a timestamp of a log, plus one or two, as text; empty without
+    a timestamp."""
     if not stamp:
         return ""
     then = datetime.fromisoformat(stamp.replace("Z", "+00:00"))

@@ -49,12 +49,12 @@ PodOrder = Callable[[Plan, GrantedNodes, Path], tuple[Sequence[str], str]]
 sentence that explains it. It raises PlaitError if there is none."""
 AGENT = command_of(programs.AGENT)
 AGAIN = (1, 128 + signal.SIGTERM)
-"""Exit statuses of a run that may succeed on other nodes."""
+"""Exit statuses of a run after which another start on other nodes may succeed."""
 GUARDS = 2
-"""The number of pods that watch for pods of lost nodes, so that no follower is needed: the first
-two, on different nodes, if their service account may."""
+"""The number of pods that delete pods of lost nodes, so that no follower is needed: the first two,
+on different nodes, if their service account may."""
 GUARD_LOOK = 5.0
-"""Seconds between two checks of these pods."""
+"""Seconds between two checks for pods of lost nodes."""
 
 
 def main(suspicion: Suspects = lambda plan, folder: None, order: PodOrder | None = None) -> int:
@@ -71,8 +71,8 @@ def main(suspicion: Suspects = lambda plan, folder: None, order: PodOrder | None
 
 
 class _Ended(NamedTuple):
-    """The end of an attempt. status: the run's. message: its error, if any. pods: the exit status
-    of all pods; None if ranks are restarted in them."""
+    """The end of an attempt. status: the run's exit status. message: its error, if any. pods: the
+    exit status of all pods; None if ranks are restarted in them."""
 
     status: int
     message: str
@@ -80,7 +80,8 @@ class _Ended(NamedTuple):
 
 
 class _Launcher:
-    """Pod 0 of a run. said: the contents of its run.json."""
+    """The launcher of a run, in pod 0. said: the contents of the run's ``run.json``. word: the
+    secret that agents know."""
 
     def __init__(
         self, pod: PodEnv, settings: dict[str, Any], signals: deque[int], suspicion: Suspects, order: PodOrder | None
@@ -92,7 +93,7 @@ class _Launcher:
         self.plan: Plan | None = None
         self.lock: RunLock | None = None
         self._stopped = False
-        """True if this pod itself was asked to end."""
+        """True if this pod itself was asked to end (by a signal)."""
         self._began = False
         self._vain = 0
 
@@ -140,7 +141,9 @@ class _Launcher:
         return ended[0]
 
     def _becomes(self, status: int, before: int) -> int | None:
-        """Return the exit status of the pods; None if ranks are restarted in them."""
+        """Return the exit status of all pods after an attempt that ended with ``status``; None if
+        ranks are restarted in the same pods. before: step of the newest checkpoint when the attempt
+        began."""
         self._stopped = self._stopped or bool(self.signals)
         pods = _for_pods(status)
         if pods not in AGAIN or self.plan is None:
@@ -215,7 +218,8 @@ class _Launcher:
         return self.table
 
     def _ordered(self, hosts: Sequence[str]) -> RankTable:
-        """Return the registered hosts in the placer's order, or else by pod index."""
+        """Return a rank table of the registered hosts in the order that placing found, or else by
+        pod index."""
         table = with_replacements(RankTable(tuple(hosts), self.table.ranks_per_node), hosts)
         if self.order and self.plan and len(hosts) > 1:
             granted = GrantedNodes(tuple(hosts), len(hosts), table.ranks_per_node)
@@ -235,7 +239,8 @@ class _Launcher:
             raise LaunchError("the first pod's own agent has ended.")
 
     def _hang_up(self, ended: Sequence[_Ended]) -> None:
-        """Send the agents the final status, if the run has ended; otherwise they reconnect."""
+        """Disconnect the agents: with the final status if the run has ended, so that they end;
+        otherwise they wait for the next launcher."""
         agents, own, self._agents, self._own = self._agents, self._own, None, None
         pods = ended[0].pods if ended else 1
         if agents and pods is not None and pods not in AGAIN:
@@ -270,8 +275,8 @@ class _Noting(deque[int]):
 
 
 def with_replacements(table: RankTable, hosts: Sequence[str]) -> RankTable:
-    """Return the table with hosts that have registered in place of those that have not. Raises
-    PlacementError if two pods are on one host.
+    """Return the rank table with hosts that have registered in place of those that have not. hosts:
+    the registered ones. Raises PlacementError if two pods are on one host.
 
     >>> with_replacements(RankTable(("a", "b", "c"), 1), ["c", "x", "a"]).hosts
     ('a', 'x', 'c')
@@ -319,8 +324,8 @@ def _table(pod: PodEnv, nodes: int, world_size: int) -> RankTable:
 
 @contextmanager
 def guarded(run: str, index: int) -> Iterator[None]:
-    """Delete pods of lost nodes of the run of this name, by a thread, while the block runs. index:
-    this pod's."""
+    """Delete pods of lost nodes of the run called ``run``, by a thread, while the block runs; only
+    in pods whose ``index`` is below ``GUARDS``."""
     ending = threading.Event()
     if index < GUARDS:
         threading.Thread(target=_guard, args=(run, ending), name="guard", daemon=True).start()
@@ -331,7 +336,7 @@ def guarded(run: str, index: int) -> Iterator[None]:
 
 
 def _guard(run: str, ending: threading.Event) -> None:
-    """Watch for pods of lost nodes until the block ends or a request is refused."""
+    """Delete pods of lost nodes until ``ending`` is set or a request is refused."""
     from plait.formats.kubernetes.manifests import RUN
     from plait.launch.kubernetes.api import KubernetesNamespace, Unavailable
     from plait.launch.kubernetes.lost import LostPods

@@ -45,8 +45,9 @@ GRACE = 30
 
 
 class KubernetesQueue(LiveQueue):
-    """Gated pods of a namespace, and nodes that are tainted for planned jobs. due: the start of
-    each planned job, in seconds since 1970, by the taint's value."""
+    """The queue of admission in a namespace: pods behind Plait's gate, and nodes that are tainted
+    for planned jobs. due: the start of each planned job, in seconds since 1970, by the taint's
+    value."""
 
     def __init__(self, cluster: KubernetesNamespace, due: Mapping[str, float]) -> None:
         self.cluster, self.due = cluster, due
@@ -133,7 +134,8 @@ class KubernetesQueue(LiveQueue):
             self.cluster.patch("Pod", _name(pod), [*_same(pod), *gone])
 
     def settle(self, job: QueuedJob) -> None:
-        """Do nothing: the deadline counts from the start."""
+        """Do nothing: Kubernetes counts a pod's deadline from its start, so its time limit is
+        right."""
 
     def send_back(self, job: QueuedJob) -> None:
         for name in job.parts:
@@ -147,7 +149,8 @@ class KubernetesQueue(LiveQueue):
 
 
 def _job(name: str, pods: Sequence[Object], submit: float, assigned: tuple[str, ...], size: int) -> QueuedJob:
-    """Build the queued job of some pods. assigned: the nodes that its pods were assigned."""
+    """Return the queued job of these pods. assigned: the nodes that the pods were assigned. size:
+    GPUs of a node."""
     told = pods[0]["metadata"].get("annotations", {})
     mark, each = AdmissionRecord.read(told.get(MARK, "")), max(map(_gpus_of, pods))
     each = each if size % each == 0 else size  # pods that cannot share a node evenly get whole nodes
@@ -166,8 +169,9 @@ def _job(name: str, pods: Sequence[Object], submit: float, assigned: tuple[str, 
 
 
 def _admission_patch(pod: Object, node: str, mark: str, how: AdmissionTerms) -> list[Object]:
-    """Return the patch of an admitted pod. A gated pod's node selector may be narrowed; any pod may
-    get tolerations and a deadline."""
+    """Return the JSON patch that admits a pod: node, tolerations, deadline, removal of the gate. A
+    gated pod's node selector may be narrowed; any pod may get tolerations and a deadline. mark: the
+    record of the admission, for an annotation."""
     spec, metadata = pod["spec"], pod["metadata"]
     tolerated = [
         {"key": RESERVED_TAINT, "operator": "Equal", "value": zone, "effect": "NoSchedule"} for zone in how.zones

@@ -78,9 +78,10 @@ def main(patience: float = PATIENCE, *, again: bool = False, credentials: str = 
 
 
 def _serve(address: str, word: str, patience: float, signals: deque[int], silence: float | None) -> int:
-    """Make one attempt at the run; return its exit status. Raises _HungUp if the launcher leaves
-    without sending one. silence: seconds after which a silent launcher is given up: a machine that
-    is cut off closes no connection."""
+    """Connect to the launcher and run this node's ranks for it; return the run's exit status.
+    Raises _HungUp if the launcher leaves without sending one. word: the run's secret. silence:
+    seconds after which a silent launcher counts as lost: a machine that is cut off closes no
+    connection."""
     host, port = address.rsplit(":", 1)
     with ExitStack() as held:
         line = _connect(held, host, int(port), patience, signals)
@@ -104,8 +105,8 @@ def _serve(address: str, word: str, patience: float, signals: deque[int], silenc
 
 
 class _HungUp(Exception):
-    """The launcher has disconnected. status: this agent's, if no other launcher comes. signalled:
-    True if this agent was signalled."""
+    """The launcher has disconnected. status: this agent's exit status, if no other launcher comes.
+    signalled: True if this agent was signalled."""
 
     def __init__(self, status: int, *, asked: bool) -> None:
         super().__init__(status)
@@ -117,7 +118,7 @@ class _LauncherLost(LaunchError):
 
 
 class _Agent:
-    """The ranks of this node."""
+    """The ranks of this node, as their agent runs them."""
 
     def __init__(self, line: MessageLine[AgentMessage], begin: Begin) -> None:
         self.line, self.begin = line, begin
@@ -234,8 +235,8 @@ def _await(line: MessageLine[AgentMessage], kind: type[M], patience: float) -> M
 
 
 def _next(line: MessageLine[AgentMessage], patience: float) -> AgentMessage | None:
-    """Return the next message; None if none comes within ``patience`` seconds. One read may have
-    received several messages."""
+    """Return the launcher's next message; None if none comes within ``patience`` seconds. One read
+    may have received several messages."""
     with selectors.DefaultSelector() as selector:
         selector.register(line, selectors.EVENT_READ)
         deadline = time.monotonic() + patience

@@ -45,7 +45,7 @@ from plait.launch.local.door import (
 from plait.launch.watch import LOOK, RankProcess, say
 
 MOST = 8
-"""The most nodes that a message names."""
+"""The largest number of nodes that a message names."""
 
 
 class RemoteProcess:
@@ -79,7 +79,8 @@ class RemoteProcess:
 
 
 class Agent:
-    """The connection to an agent, and the ranks of its node: an event source for ``Watch``."""
+    """A connected agent with the ranks of its node, on the launcher's side: an event source for
+    ``Watch``. hello: its first message."""
 
     def __init__(self, line: MessageLine[AgentMessage], hello: Hello) -> None:
         self.line, self.hello = line, hello
@@ -115,15 +116,15 @@ class Agent:
         return signal
 
     def look(self, held_up: float) -> None:
-        """Give up a host whose agent has been silent for too long. held_up: seconds in which this
-        process was stopped, which do not count."""
+        """Count the host as lost if its agent has been silent for more than ``LOST`` seconds.
+        held_up: seconds in which this process was stopped, which do not count."""
         self.pulse()
         self.heard += held_up
         if (silent := time.monotonic() - self.heard) > LOST:
             self._lost(f"its agent has been silent for {silent:.0f} s")
 
     def pulse(self) -> None:
-        """Send a heartbeat every ``PULSE`` seconds."""
+        """Send the agent a heartbeat if the last one is ``PULSE`` seconds old."""
         if time.monotonic() > self._told + PULSE:
             self._told = time.monotonic()
             self.line.send(Alive())
@@ -150,10 +151,10 @@ class Rendezvous:
 class Agents:
     """The launcher's port for the agents of ``table``'s hosts, open inside the ``with`` block.
 
-    argv: the command of every rank. addresses: of hosts whose names do not resolve. numbered: True
-    if the starter numbers agents, so that the numbers must agree with the table as well. seat:
-    builds the table from the registered hosts, if the starter may choose the hosts.
-    """
+    argv: the command of every rank. logs: the folder of their logs. at: the launcher's address.
+    addresses: of hosts whose names do not resolve. numbered: True if whoever starts the agents
+    (srun) numbers them, so that the numbers must agree with the table as well. seat: returns the
+    table for the registered hosts, if the cluster manager may choose the hosts."""
 
     def __init__(
         self,
@@ -195,11 +196,11 @@ class Agents:
         return {agent.hello.host for agent in self.agents.values() if agent.lost}
 
     def ranks(self, still: Callable[[], None]) -> list[RankProcess]:
-        """Start all ranks once all agents have registered. still: called repeatedly; raises if
-        agents cannot come any more.
+        """Start all ranks once all agents have registered; return them, by rank. still: called
+        repeatedly; raises if agents cannot come any more.
 
-        Raises PlacementError for an agent whose host contradicts the table; LaunchError for a
-        missing agent, and if this process cannot open enough connections.
+        Raises PlacementError for an agent whose host contradicts the table, RankFailure for unfit
+        nodes, LaunchError for a missing agent, and if this process cannot open enough connections.
         """
         make_room(len(self.table.hosts) + self.table.world_size, f"The lines of {self.table.world_size} ranks")
         while len(self.agents) < len(self.table.hosts):
@@ -234,7 +235,8 @@ class Agents:
         return [self._rank(number, channels[number]) for number in range(self.table.world_size)]
 
     def done(self, status: int) -> None:
-        """Send agents the run's exit status, before disconnecting."""
+        """Send agents the run's exit status, which they return as their own; to be called before
+        disconnecting."""
         for agent in self.agents.values():
             with suppress(EOFError):  # unread data would reset the connection and lose the status
                 while agent.line.receive() is not None:
@@ -280,7 +282,8 @@ class Agents:
             raise RankFailure(f"{told}.", cause="unfit")
 
     def _gone(self) -> list[int]:
-        """Return the keys of agents that have disconnected before their ranks were started."""
+        """Return the keys in ``agents`` of agents that have disconnected before their ranks were
+        started."""
         found = list[int]()
         for key, agent in self.agents.items():
             try:
@@ -290,7 +293,8 @@ class Agents:
         return found
 
     def _forget_gone(self) -> None:
-        """Forget disconnected agents, if the starter chooses the hosts: replacements may come."""
+        """Remove disconnected agents from ``agents``, if the cluster manager chooses the hosts:
+        replacements may come."""
         for key in self._gone() if self._seat else ():
             del self.agents[key]
 
@@ -308,9 +312,9 @@ class Agents:
     def _next(
         self, still: Callable[[], None], missing: Callable[[], str], look: Callable[[], None]
     ) -> tuple[socket.socket, Hello | RankConnection]:  # fmt: skip
-        """Return the next connection of an agent or a rank, with its first message. missing:
-        describes what is missing, for the error. look: called repeatedly to check the registered
-        agents. Raises LaunchError after the patience."""
+        """Return the next connection of an agent or a rank, with its first message. still, look:
+        called repeatedly; they raise if waiting is in vain. missing: describes what is missing, for
+        the error. Raises LaunchError after ``Rendezvous.patience`` seconds."""
         deadline = time.monotonic() + self._patience
         while True:
             still()

@@ -23,7 +23,7 @@ from plait.core.runs.channel import MessageLine
 from plait.launch.health.nodes import NodeReport
 
 PATIENCE = 120.0
-"""Seconds to wait for the next agent."""
+"""Seconds that a launcher waits for the next agent to connect."""
 PULSE = 5.0
 """Seconds between two heartbeats of an agent."""
 LOST = 60.0
@@ -129,13 +129,13 @@ KINDS = (Done, Hello, Begin, Refused, RankConnection, Go, Halted, Ended, Signall
 
 
 FIRST = 4096
-"""The most bytes of a connection's first message."""
+"""The largest size of a connection's first message, in bytes."""
 SOON = 30.0
-"""Seconds within which the first message must come."""
+"""Seconds within which a new connection must send its first message."""
 MAX_UNIDENTIFIED = 256
 """Unidentified connections that are read at a time; beyond that, the oldest is closed."""
 TAKEN = 64
-"""Connections accepted before the accepted ones are read."""
+"""The largest number of connections that are accepted before the accepted ones are read."""
 
 
 class AgentPort:

@@ -35,7 +35,8 @@ from plait.launch.watch import ALONE, RankProcess, RunGuard, Watch, catching_sig
 
 
 class Child(Protocol):
-    """A child of this process, with the interface of ``subprocess.Popen``."""
+    """A child process, with the attributes of ``subprocess.Popen`` that launchers use. returncode:
+    None while it runs."""
 
     pid: int
     returncode: int | None
@@ -46,8 +47,8 @@ class Child(Protocol):
 
 
 class RankStarter(Protocol):
-    """A function that starts rank N in a session of its own, with ``env`` and the rank's own
-    variables."""
+    """A function that starts the rank of a number in a session of its own, with ``env`` added to
+    its environment, and returns the process."""
 
     def __call__(
         self,
@@ -85,12 +86,12 @@ class LocalProcess:
 
     @property
     def stopped(self) -> bool:
-        """True if the process is stopped."""
+        """True if the process is stopped, by a signal or a debugger."""
         state = process_state(self.pid)
         return state is not None and state.stopped
 
     def log_tail(self) -> str:
-        """Return the contents of the process's log."""
+        """Return the contents of the process's log, for messages."""
         # Read from the open file, which works even if its folder was removed. The rank shares the offset,
         # which pread does not move.
         log = self._log.fileno()
@@ -179,7 +180,8 @@ def _end(ranks: list[RankProcess]) -> None:
 
 
 def unkillable(name: str, pid: int) -> str:
-    """Return the message about a rank that SIGKILL does not end."""
+    """Return the message about a rank that SIGKILL has not ended. name: the rank's name in
+    messages."""
     return f"{name} (process {pid}) does not end though it was killed: {kernel_state(pid)}. It keeps its " \
         f"memory until " \
            "the kernel lets it go"  # fmt: skip
@@ -193,7 +195,7 @@ FORKING = 10.0
 
 
 class Forked:
-    """A forked rank, a child of this process."""
+    """A rank that the warm process has forked; it is a child of this process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -210,7 +212,7 @@ class Forked:
 
 class ForkServer:
     """The warm process, which has imported what ranks need and forks them. module, arguments: the
-    ranks' command."""
+    ranks' command (``python -m module arguments``)."""
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -223,9 +225,9 @@ class ForkServer:
             )  # fmt: skip
 
     def fork(self, env: Mapping[str, str], files: Sequence[int]) -> Forked | None:
-        """Fork a rank. files: its stdout, stderr and connection to the launcher. None if the warm
-        process has ended or cannot fork, or if a signal comes during its imports, which the caller
-        must handle first."""
+        """Fork a rank; return its process. files: descriptors of its stdout, stderr and connection
+        to the launcher. None if the warm process has ended or cannot fork, or if a signal comes
+        during its imports, which the caller must handle first."""
         own = {name: value for name, value in env.items() if self._base.get(name) != value}
         said = json.dumps(own).encode()
         if len(said) > LONGEST:
@@ -284,7 +286,8 @@ def warm_starts(module: str, arguments: Sequence[str], world: int, port: int) ->
 
 
 def _readable(line: socket.socket, seconds: float) -> bool:
-    """Return True if data arrive within this time and before a signal that this process handles."""
+    """Return True if data arrive on a socket within ``seconds``, and before a signal that this
+    process handles."""
     woken, wakes = socket.socketpair()
     with woken, wakes:
         woken.setblocking(False)
@@ -301,8 +304,8 @@ def _readable(line: socket.socket, seconds: float) -> bool:
 
 
 def _any_of(lines: Sequence[socket.socket], seconds: float) -> set[int]:
-    """Return the descriptors of the sockets that become readable within this time. Descriptors may
-    exceed 1024, the limit of ``select.select``."""
+    """Return the descriptors of the sockets that become readable within ``seconds``. Descriptors
+    may exceed 1024, the limit of ``select.select``."""
     poll = select.poll()
     for line in lines:
         poll.register(line, select.POLLIN)

@@ -37,7 +37,8 @@ wait."""
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRanks:
-    """The ranks of an attempt. hosts: by node rank. plan: the plan's hash. concurrent: makes a
+    """The ranks of an attempt. start: starts one of ``world`` ranks. hosts: by node rank.
+    suspicion: makes the attempt's hang detection. plan: the plan's hash. concurrent: makes a
     context that is open while the ranks run."""
 
     start: RankStarter
@@ -56,19 +57,20 @@ class Fleet(Protocol):
         ...
 
     def mend(self, failure: RankFailure) -> str:
-        """Exclude what has failed from the next attempt; describe the change. Raises RankFailure
-        while the job cannot run on the remaining hosts."""
+        """Exclude failed hosts from the next attempt; return a description of the change, empty if
+        nothing changes. Raises RankFailure while the job cannot run on the remaining hosts."""
         ...
 
 
 @dataclass(frozen=True)
 class SingleHost:
-    """A fleet of this machine alone, with the same crew each time."""
+    """A fleet of this machine alone, with the same ranks in each attempt. made: returns them
+    anew."""
 
     made: Callable[[], AttemptRanks]
 
     def crew(self) -> AttemptRanks:
-        """Make the crew anew for each attempt."""
+        """Return the ranks of the next attempt, made anew."""
         return self.made()
 
     def mend(self, failure: RankFailure) -> str:
@@ -148,8 +150,8 @@ class Supervisor:
         return self._history.attempt(run, progress)
 
     def _enough(self, error: RankFailure) -> str | None:
-        """Return None if the run is to be restarted; otherwise the reason, or an empty string if
-        none needs to be given."""
+        """Return None if the run is to be restarted after ``error``; otherwise why it is not, as
+        the beginning of a message, empty if the error says enough."""
         if not self._history.attempts:  # the run has never begun
             return ""
         newest, step = newest_checkpoint(self.folder), self._history.last.step
@@ -167,8 +169,8 @@ class Supervisor:
         return None
 
     def _mended(self, error: RankFailure, signals: deque[int]) -> str | int:
-        """Wait and mend until another attempt can start; return a description of the change, or an
-        exit status if the run was asked to stop."""
+        """Wait, and exclude failed hosts, until another attempt can start; return a description of
+        the change, or the exit status if the run was asked to stop meanwhile."""
         while True:
             self._vain += 1
             wait, newest = backoff(self._vain), newest_checkpoint(self.folder)

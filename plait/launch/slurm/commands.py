@@ -39,8 +39,8 @@ from plait.launch.run_folder import forget_stop
 from plait.launch.watch import say
 
 LOOK = 5.0
-"""Seconds between two queries of a job's state: every query is work for the cluster's only
-controller."""
+"""Seconds between two queries of a job's state: every query is work for the cluster's one
+controller (slurmctld)."""
 PATIENCE = 1800.0
 """Seconds that Slurm's controller may be unavailable while a job is to be restarted: its nodes wait
 meanwhile."""
@@ -64,7 +64,8 @@ wrote."""
 
 
 def command(*argv: str, data: str | None = None) -> str:
-    """Run a Slurm command; return its output. Raises LaunchError with its message."""
+    """Run a Slurm command; return its output. data: its standard input. Raises LaunchError with the
+    command's error message."""
     if shutil.which(argv[0]) is None:
         raise LaunchError(f"Slurm's command {argv[0]} is not installed here. Run on a machine that submits to Slurm.")
     done = subprocess.run(argv, check=False, input=data, capture_output=True, text=True)
@@ -120,16 +121,17 @@ class Batch:
         return f"#!/bin/bash\n{text}\n{setup}exec {shlex.join(run)}\n"
 
     def log(self, job: str, written: str = "%") -> Path:
-        """Return the path of a job's output. written: the replacement of a percent sign in the
-        folder, which begins a placeholder in Slurm."""
+        """Return the path of the file with a job's output. written: the replacement of a percent
+        sign in the folder, which begins a placeholder in Slurm."""
         return Path(str(self.folder.absolute()).replace("%", written)) / "logs" / f"slurm-{job}.log"
 
 
 def resolve_resources(
     settings: SlurmSection, world_size: int, table: RankTable | None, run: RunSection
 ) -> SlurmSection:
-    """Return the settings with the number of nodes, and of GPUs and CPUs per node. Raises JobError
-    for settings that conflict, LaunchError if Slurm has to be queried and does not answer."""
+    """Return the settings with the number of nodes, and of GPUs and CPUs per node, filled in.
+    Raises JobError for settings that conflict, LaunchError if Slurm has to be queried and does not
+    answer."""
     check(settings)
     if table and named(settings.options, HOSTS):
         problem = f"has '{named(settings.options, HOSTS)}', and the rank table has hosts of its own"
@@ -150,8 +152,8 @@ def resolve_resources(
 
 
 def _gpus(settings: SlurmSection, ranks: int, device: str, hosts: Sequence[str]) -> int:
-    """Return the GPUs to request per node of ``ranks`` ranks. hosts: the nodes, if they are
-    known."""
+    """Return the GPUs to request per node of ``ranks`` ranks. hosts: names of the nodes, if they
+    are known."""
     if isinstance(settings.gpus, int):
         if settings.gpus:
             check_gpus(settings.gpus, ranks, device, f"slurm.gpus asks for {settings.gpus} on each node")
@@ -201,7 +203,8 @@ def gpus_of_job(job: str) -> int:
 
 
 def _counted(gres: str, *, parts: bool = False) -> int:
-    """Count the GPUs in a list of resources: whole GPUs, and with ``parts`` MIG slices as well.
+    """Return the number of GPUs in Slurm's list of resources: whole GPUs, and with ``parts`` MIG
+    slices as well.
 
     >>> _counted("gpu:h100:4(S:0-1),gpu:2,nic:2"), _counted("(null)"), _counted("gpu:1g.10gb:7,gpu:a100:1")
     (6, 0, 1)
@@ -252,13 +255,14 @@ def sbatch(script: Path, *options: str) -> str:
 
 
 def queue() -> list[tuple[str, Path]]:
-    """Return the jobs that have not ended, with their batch scripts. Raises LaunchError."""
+    """Return (job number, path of its batch script) of the jobs that have not ended. Raises
+    LaunchError."""
     lines = (line.partition("|") for line in command("squeue", "-h", "-o", "%A|%o").splitlines())
     return [(number, Path(told)) for number, _, told in lines if told]
 
 
 def jobs_of(folder: Path, queued: Sequence[tuple[str, Path]]) -> list[str]:
-    """Return the numbers of the jobs of ``queue`` that belong to the run in ``folder``."""
+    """Return the numbers of the jobs of the run in ``folder``. queued: the result of ``queue``."""
     script = folder.absolute() / SCRIPT
     return [number for number, told in queued if _same(told, script)]
 
@@ -359,6 +363,6 @@ def release_hosts(job: str, hosts: Sequence[str], lost: set[str]) -> None:
 
 
 def _nodes(names: Sequence[str]) -> list[dict[str, str]]:
-    """Return Slurm's records of nodes."""
+    """Return Slurm's records of nodes (``scontrol show node``), each as a dictionary."""
     told = command("scontrol", "--oneliner", "show", "node", fold(names)).splitlines()
     return [one for one in (dict(_FIELD.findall(line)) for line in told) if "NodeName" in one]

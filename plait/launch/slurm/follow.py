@@ -43,10 +43,10 @@ from plait.launch.watch import catching_signals, say
 GLANCE = 0.5
 """Seconds between two reads of the log."""
 NOT_STARTED = "launch_failed_requeued_held"
-"""The reason of a job that Slurm holds because a node could not start it."""
+"""Slurm's reason for a job that it holds because a node could not start it."""
 RELEASES = 3
-"""How often in a row such a job is released: each time another node is drained, and the job may be
-at fault."""
+"""How often in a row a job that Slurm holds for ``NOT_STARTED`` is released: each time another node
+is drained, and the job may be at fault."""
 
 
 def follow(submitted: SubmittedSlurmJob) -> int:
@@ -68,11 +68,11 @@ class _Following:
         self.submitted, self.signals, self.job = submitted, signals, submitted.job
         self.log = _Tail(submitted.log, sys.stdout.buffer, submitted.written)
         self.stops = 0
-        """How often the user asked to stop the job."""
+        """How often the user asked to stop the job: 1 to save and end, 2 at once."""
         self._said = ("", "")
         self._away = False
         self._told = False
-        """True if the launcher was asked to stop."""
+        """True if the job's launcher was signalled to save and end."""
         self._warned = False
         """True if the user was warned that a suspended job cannot save."""
         self._gone: set[str] = set()
@@ -91,8 +91,9 @@ class _Following:
                 return now.status or (0 if now.name == "COMPLETED" else 1)
 
     def _follows(self) -> bool:
-        """Return True if another job continues the run; from then on, follow that job. A job that
-        has ended counts only if it had started: then it has submitted its own successor."""
+        """Return True if another job of the chain continues the run; from then on, follow that job.
+        A job that has ended counts only if it had started: then it has submitted its own successor.
+        """
         folder = self.submitted.folder
         following = next_job(folder, self.job) if folder else ""
         if not following or not folder:
@@ -186,7 +187,8 @@ class _Following:
             self._release()
 
     def _release(self) -> None:
-        """Release the job that Slurm holds, at most ``RELEASES`` times in a row."""
+        """Release the job that Slurm holds because a node could not start it, at most ``RELEASES``
+        times in a row."""
         if self.log.read > self._read:
             self._released, self._read = 0, self.log.read
         self._released += 1
@@ -223,7 +225,8 @@ class _Following:
 
 
 def signal_launcher(job: str, folder: Path | None) -> None:
-    """Ask the ranks of a running job to save and end."""
+    """Signal the launcher of a running job, so that its ranks save and end. folder: of the run;
+    None: no note for a launcher that cannot be signalled yet."""
     if folder:
         request_stop(folder, job, signalled=True)
     try:  # to the launcher alone: otherwise every node would forward the signal
@@ -241,7 +244,7 @@ def describe_state(now: SlurmJobState, job: str) -> str:
 
 
 class _Tail:
-    """A growing file, which may not exist yet, copied to ``sink``."""
+    """Copier of a growing file, which may not exist yet, to ``sink``."""
 
     def __init__(self, path: Path, sink: BinaryIO, read: int = 0) -> None:
         self.path, self.sink, self.read = path, sink, read

@@ -53,19 +53,19 @@ from plait.launch.watch import RunGuard, say, watched
 
 FILE = "chain.json"
 NAME = "chain"
-"""The name under which the failed starts of all jobs of a chain are counted."""
+"""The name under which consecutive failed starts of all jobs of a chain are counted together."""
 
 
 def next_job(folder: Path, job: str) -> str:
-    """Return the job that follows ``job`` in the chain, even if it has started; empty if there is
-    none."""
+    """Return the number of the Slurm job that follows ``job`` in the chain, even if it has started;
+    empty if there is none."""
     jobs = _jobs(folder)
     return dict(pairwise(jobs)).get(job, "")
 
 
 def cancelled_before(folder: Path, job: str) -> bool:
-    """Return True if the predecessor of ``job`` was cancelled by a user, so that the run has to
-    end."""
+    """Return True if the job before ``job`` in the chain was cancelled by a user, so that the run
+    has to end."""
     jobs = _jobs(folder)
     with suppress(LaunchError):
         if jobs[-1:] == [job] and len(jobs) > 1:
@@ -82,7 +82,7 @@ def _jobs(folder: Path) -> list[str]:
 
 
 def begin_next(folder: Path, job: str) -> None:
-    """Submit the successor of ``job``. Raises LaunchError."""
+    """Submit the next job of the chain, which waits for the end of ``job``. Raises LaunchError."""
     following = slurm.sbatch(folder.absolute() / slurm.SCRIPT, f"--dependency=afterany:{job}")
     before = _jobs(folder)
     write_note(folder, FILE, jobs=[*before[: before.index(job) if job in before else 0], job, following])
@@ -90,7 +90,7 @@ def begin_next(folder: Path, job: str) -> None:
 
 
 def take_back(folder: Path, job: str) -> None:
-    """Cancel the successor of ``job``: the run is over."""
+    """Cancel the next job of the chain after ``job``: the run is over."""
     if following := next_job(folder, job):
         with suppress(LaunchError):
             slurm.command("scancel", following)
@@ -98,8 +98,8 @@ def take_back(folder: Path, job: str) -> None:
 
 @contextmanager
 def lock_in_turn(folder: Path) -> Iterator[RunLock]:
-    """Acquire the run's lock; wait for the predecessor's lock to expire, since a killed job could
-    not release it."""
+    """Acquire the run's lock for a job of a chain; wait until the previous job's lock expires,
+    since a killed job could not release it."""
     until = time.monotonic() + EXPIRES + 10.0
     with ExitStack() as held:
         while True:
@@ -304,8 +304,9 @@ class _StopNote:
 
 
 def _again(folder: Path, status: int, before: int, settings: SlurmSection) -> tuple[int, bool]:
-    """Arrange a restart of the run, unless the job was cancelled or makes no progress. Returns the
-    exit status, and True if the run restarts."""
+    """Arrange another start of the run, unless the job was cancelled or makes no progress. Returns
+    (exit status of this start, True if the run starts again). before: step of the newest checkpoint
+    when this start began."""
     job, _ = slurm_job()
     if slurm.patient_state(job).name != "RUNNING":
         return status, False
@@ -328,8 +329,8 @@ def _again(folder: Path, status: int, before: int, settings: SlurmSection) -> tu
 
 
 def _requeue(job: str) -> None:
-    """Requeue the job; retry once after a controller outage, since otherwise the run would be given
-    up after it survived the first outage. Raises LaunchError."""
+    """Have Slurm requeue the job; retry once after a controller outage, since otherwise the run
+    would be given up after it survived the first outage. Raises LaunchError."""
     try:
         slurm.command("scontrol", "requeue", job)
     except LaunchError as error:

@@ -29,14 +29,14 @@ from plait.launch.slurm import commands as slurm
 from plait.launch.watch import say
 
 PLACED = "placed_ranks.json"
-"""The user's rank table, in the run's folder."""
+"""Name of the user's rank table in the run's folder."""
 OF_HOSTS = frozenset({"killed", "ended", "crashed", "stopped", "silent", "host code"})
 """Causes of failures for which a rank's machine may be to blame."""
 
 
 class GrantedNodes(NamedTuple):
-    """Nodes to choose from. hosts: the usable ones. count: how many to choose. each: ranks per
-    node."""
+    """Nodes that a cluster manager granted to a job. hosts: names of the usable ones. count: how
+    many of them to use. each: ranks per node."""
 
     hosts: tuple[str, ...]
     count: int
@@ -50,14 +50,15 @@ raises PlaitError if there is none."""
 
 @dataclass
 class JobNodes:
-    """The nodes of the job: nodes with ranks, and spares. granted: Slurm's nodes, in its order."""
+    """The nodes of a Slurm job: nodes with ranks, and spares. granted: their names, in Slurm's
+    order. spares: how many are kept without ranks."""
 
     folder: Path
     granted: Sequence[str]
     world_size: int
     spares: int = 0
     lost: set[str] = field(default_factory=set[str])
-    """Nodes that are not used any more."""
+    """Names of nodes that have failed and are not used any more."""
 
     def table(self, plan: Plan | None = None, order: Order | None = None) -> RankTable:
         """Return the rank table. The user's table is used if there is one, with replacements for
@@ -102,8 +103,8 @@ class JobNodes:
         return RankTable(tuple(ordered[:count]), each)
 
     def mend(self, failure: RankFailure, table: RankTable) -> str:
-        """Exclude nodes that have failed, and describe the change. Empty if no node failed, or too
-        few nodes are left."""
+        """Exclude the nodes that caused ``failure``, and return a description of the change; empty
+        if no node failed, or too few nodes are left."""
         if not self.spares:
             return ""
         if failure.cause in OF_HOSTS:

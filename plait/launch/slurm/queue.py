@@ -158,8 +158,8 @@ def _gpus_of_node(one: Mapping[str, str]) -> int:
 
 
 def _used(one: Mapping[str, str], size: int) -> int:
-    """Return the GPUs in use on a node: all if the node takes no jobs, or if GPUs are not counted
-    and the node has any job."""
+    """Return the GPUs in use on a node. one: Slurm's record of it. size: GPUs of a node, all of
+    which count if the node takes no jobs, or if GPUs are not counted and the node has any job."""
     if _UNUSABLE.search(one.get("State", "")) or (size == 1 and one.get("CPUAlloc", "0") != "0"):
         return size
     used = sum(found.number for found in resources(one.get("GresUsed", ""))[0] if found.name == "gpu")
@@ -174,7 +174,8 @@ def _reservation(one: Mapping[str, str]) -> ReservedNodes:
 
 
 def _not_ours(one: Mapping[str, str]) -> str:
-    """Return the reason why a waiting job of the partition is left alone; empty if it is not."""
+    """Return why a waiting job of the partition is left alone; empty if admission decides on it.
+    one: Slurm's record of the job."""
     if "ArrayJobId" in one:
         return "it is an array of jobs"
     if AdmissionRecord.read(one.get("AdminComment", "")):
@@ -206,7 +207,8 @@ def _job(one: Mapping[str, str], size: int) -> QueuedJob:
 
 
 def _known(one: Mapping[str, str]) -> dict[str, str]:
-    """Return a job's properties by the names of job traces."""
+    """Return a job's properties by the names of job traces (``user``, ``group``, ...). one: Slurm's
+    record of the job."""
     fields = {"group": "Account", "queue": "Partition", "cpus": "NumCPUs", "nodes": "NumNodes"}
     found = {name: one.get(key, "").partition("-")[0] for name, key in fields.items()}
     found["user"] = one.get("UserId", "").partition("(")[0]
@@ -214,7 +216,8 @@ def _known(one: Mapping[str, str]) -> dict[str, str]:
 
 
 def _requested_gpus(one: Mapping[str, str], size: int) -> int:
-    """Return the GPUs that a job requests; a job that requests none counts as using whole nodes."""
+    """Return the GPUs that a job requests; a job that requests none counts as using whole nodes.
+    one: Slurm's record of the job. size: GPUs of a node."""
     nodes = whole(one.get("NumNodes", "").partition("-")[0], 1)
     per_node, in_all = _GPUS.search(one.get("TresPerNode", "")), _GPUS.search(one.get("TresPerJob", ""))
     if size == 1 or not (per_node or in_all):
@@ -241,14 +244,14 @@ FREE_TEXT = ("AdminComment", "Comment", "SystemComment", "Command", "WorkDir", "
 
 
 def records(what: str, *options: str) -> list[dict[str, str]]:
-    """Return the records of all nodes, partitions or reservations, whose names only operators
-    choose."""
+    """Return Slurm's records (``scontrol show WHAT``) of all nodes, partitions or reservations,
+    whose names only operators choose, each as a dictionary."""
     return [found for block in _blocks(_shown(what, options=options)) if (found := _fields(block))]
 
 
 def job_records(partition: str, qos: str) -> tuple[list[dict[str, str]], list[str]]:
-    """Return the records of all jobs of a partition or QOS; and the numbers of jobs whose record
-    cannot be told from their user's text."""
+    """Return (Slurm's records of all jobs of a partition or QOS, numbers of jobs whose record
+    cannot be told from text that their user wrote)."""
     chosen = [f"--partition={partition}"] * bool(partition) + [f"--qos={qos}"] * bool(qos)
     listed = command("squeue", "--noheader", "--states=all", "--format=%A", *chosen).split()
     blocks = defaultdict[str, list[list[str]]](list)
@@ -289,8 +292,9 @@ def _number(block: Sequence[str]) -> str:
 
 
 def _sound(block: Sequence[str]) -> bool:
-    """Return True if a job's record has UserId once and in Slurm's position. AdminComment, a field
-    that decides about the job, must not follow the comment, which may have forged it."""
+    """Return True if a job's record can be trusted: it has UserId once and in Slurm's position.
+    AdminComment, a field that decides about the job, must not follow the comment, which may have
+    forged it."""
     keys = [line.strip().partition("=")[0] for line in block]
     comment = keys.index("Comment") if "Comment" in keys else len(keys)
     return keys[1:2] == ["UserId"] and keys.count("UserId") == 1 and "AdminComment" not in keys[comment:]
