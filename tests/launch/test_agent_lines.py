@@ -97,7 +97,7 @@ def test_agents_are_told_their_ranks_and_where_those_meet_and_then_to_go(
     assert one.begun == {
         host: Begin(first, 2, 4, head, 4, ["rank"], logs, "an attempt") for host, first in (("left", 0), ("right", 2))
     }  # fmt: skip
-    assert room == [(6, "The lines of 4 ranks")]
+    assert room == [(6, "The connections of 4 ranks")]
     assert [rank.name for rank in ranks] == ["rank 0 on left", "rank 1 on left", "rank 2 on right", "rank 3 on right"]
     assert {host: heard(line) for host, line in one.lines.items()} == {"left": Go(), "right": Go()}
     for number, (node, host) in enumerate(((0, "left"), (0, "left"), (1, "right"), (1, "right"))):
@@ -167,7 +167,7 @@ def test_lines_that_do_not_come_are_named(launcher: Callable[..., Launcher]) -> 
     one = launcher(patience=1)
     for port, host in enumerate(("left", "right")):
         one.comes(host, port)
-    with pytest.raises(LaunchError, match="the lines of some ranks did not come within 1 s"):
+    with pytest.raises(LaunchError, match="the connections of some ranks did not come within 1 s"):
         one.agents.ranks(lambda: None)
 
 

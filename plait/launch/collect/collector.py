@@ -187,7 +187,7 @@ class Collector:
         lost = max(one.lost for one in (*keepers, self._sums)) if self._sums else 0
         records = sum(found.ring.lost for found in self._ranks.values())
         if lost:
-            say(f"warning: the timeline misses {lost} steps")
+            say(f"warning: the timeline misses {lost} steps, which could not be written to the disk in time")
         if records:
             say(f"warning: the timeline misses {records} records, which were overwritten before they were read")
 

@@ -108,7 +108,7 @@ class LostPods:
                 del self._since[uid(pod)]
                 raise
             except LaunchError as error:
-                self.say(f"pod {name} on {node} does not end, and cannot be given up: {error}")
+                self.say(f"pod {name} on {node} does not end, and cannot be deleted by force: {error}")
 
     def _give_up(self, pod: Object, name: str) -> None:
         failed = {"phase": "Failed", "reason": GIVEN_UP, "message": "Its node does not answer."}

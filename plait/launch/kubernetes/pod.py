@@ -236,7 +236,7 @@ class _Launcher:
             self._stopped = True
             raise _Stopped(self.signals[0])
         if self._own and self._own.poll() is not None:
-            raise LaunchError("the first pod's own agent has ended.")
+            raise LaunchError("the first pod's own agent has ended; its output above says why.")
 
     def _hang_up(self, ended: Sequence[_Ended]) -> None:
         """Disconnect the agents: with the final status if the run has ended, so that they end;

@@ -64,7 +64,7 @@ class KubernetesQueue(LiveQueue):
         counts = {_gpus_of_node(node) for node in nodes}
         if len(counts) != 1:
             told = ", ".join(map(str, sorted(counts))) or "no"
-            raise LaunchError(f"Nodes have {told} GPUs, and admission counts nodes of one size.")
+            raise LaunchError(f"Nodes have {told} GPUs: admission needs a cluster whose nodes have equally many.")
         size = counts.pop()
         used = {_name(node): 0 if _open(node, self.due) else size for node in nodes}
         for pod in self.cluster.everywhere("Pod"):
@@ -74,7 +74,8 @@ class KubernetesQueue(LiveQueue):
         zones = [ReservedNodes(name=name, nodes=frozenset(_name(one) for one in nodes if _reserved(one) == name),
                                start=due) for name, due in self.due.items()]  # fmt: skip
         if empty := [zone.name for zone in zones if not zone.nodes]:
-            raise LaunchError(f"No node has the taint {RESERVED_TAINT}={empty[0]}:NoSchedule.")
+            taint = f"{RESERVED_TAINT}={empty[0]}:NoSchedule"
+            raise LaunchError(f"No node has the taint {taint}. Set it: kubectl taint nodes NODE {taint}")
         self._hosts = {_name(node): node["metadata"]["labels"].get(HOSTNAME, _name(node)) for node in nodes}
         jobs, passed = self._jobs(size)
         return QueueView(jobs=jobs, used=used, size=size, reservations=tuple(zones), passed=passed)
@@ -121,7 +122,7 @@ class KubernetesQueue(LiveQueue):
         pods = {_name(pod): pod for pod in self.cluster.list("Pod")[0]}
         waiting = [pods[name] for name in job.parts if name in pods and _gated(pods[name])]
         if len(waiting) < len(job.parts):
-            raise NotFound(f"Pods of {job.name} went away.")
+            raise NotFound(f"Some pods of {job.name} are gone: the next round decides on it again.")
         each = job.gpus // len(job.parts)
         places = [node for node, gpus in zip(how.nodes, how.gpus, strict=True) for _ in range(gpus // each)]
         mark = AdmissionRecord(submit=job.submit, at=how.now, until=how.until, zones=tuple(how.zones)).text()

@@ -205,7 +205,9 @@ def _dial(host: str, port: int, patience: float, signals: Sequence[int]) -> sock
             if time.monotonic() > deadline:
                 raise LaunchError(f"{this_host()} cannot reach the launcher at {host}:{port}: {error}.") from None
             if signals:
-                raise LaunchError(f"{this_host()} was asked to end before the launcher was there.") from None
+                raise LaunchError(
+                    f"{this_host()} was asked to end before the launcher was there: no rank was started."
+                ) from None
             time.sleep(0.2)
             continue
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -46,6 +46,8 @@ from plait.launch.watch import LOOK, RankProcess, say
 
 MOST = 8
 """The largest number of nodes that a message names."""
+REACHABLE = "See whether the nodes are up and reach the launcher's port."
+"""Advice for agents that do not connect."""
 
 
 class RemoteProcess:
@@ -202,7 +204,7 @@ class Agents:
         Raises PlacementError for an agent whose host contradicts the table, RankFailure for unfit
         nodes, LaunchError for a missing agent, and if this process cannot open enough connections.
         """
-        make_room(len(self.table.hosts) + self.table.world_size, f"The lines of {self.table.world_size} ranks")
+        make_room(len(self.table.hosts) + self.table.world_size, f"The connections of {self.table.world_size} ranks")
         while len(self.agents) < len(self.table.hosts):
             end, first = self._next(still, self._missing, self._forget_gone)
             self._held.enter_context(end)
@@ -223,7 +225,7 @@ class Agents:
             )
         channels: dict[int, Channel] = {}
         while len(channels) < self.table.world_size:
-            end, said = self._next(still, lambda: "the lines of some ranks", self._all_there)
+            end, said = self._next(still, lambda: "the connections of some ranks", self._all_there)
             self._held.enter_context(end)
             if isinstance(said, Hello):
                 self._welcome(Agent(MessageLine(end, KINDS), said))  # a surplus agent, which is refused
@@ -256,11 +258,11 @@ class Agents:
                 return
             node = self.table.node_rank(host)
             if node in self.agents:
-                raise PlacementError(f"Two agents came from {host}; a host runs one node's ranks.")
+                raise PlacementError(f"Two agents came from {host}: start one on each host.")
             if self._numbered and task != node:
                 raise PlacementError(
-                    f"{host} was started as number {task}, and is number {node} of the rank table: the cluster manager "
-                    "did not keep the table's order."
+                    f"{host} was started as number {task}, and is number {node} of the rank table: start "
+                    "agents in the table's order, as srun does with SLURM_HOSTFILE."
                 )
         except PlacementError as error:
             agent.line.send(Refused(str(error)))
@@ -301,7 +303,7 @@ class Agents:
     def _all_there(self) -> None:
         if gone := self._gone():
             host = self.agents[gone[0]].hello.host
-            raise LaunchError(f"{host} was lost before its ranks were started.")
+            raise LaunchError(f"{host} was lost before its ranks were started: see whether the node is up.")
 
     def _missing(self) -> str:
         if self._seat:
@@ -324,4 +326,4 @@ class Agents:
             if found := self._door.next(LOOK):
                 return found
             if time.monotonic() > deadline:
-                raise LaunchError(f"{missing()} did not come within {self._patience:.0f} s.")
+                raise LaunchError(f"{missing()} did not come within {self._patience:.0f} s. {REACHABLE}")

@@ -198,7 +198,7 @@ class AgentPort:
                     return  # the peer has disconnected already
                 if not self._strangers:
                     why = error.strerror or error
-                    raise LaunchError(f"No further line to an agent or a rank can be opened: {why}.") from None
+                    raise LaunchError(f"No further connection of an agent or a rank can be opened: {why}.") from None
                 self._dismiss(next(iter(self._strangers)))
                 continue
             if len(self._strangers) == MAX_UNIDENTIFIED:

@@ -252,7 +252,7 @@ def main(suspicion: Callable[[Plan, Path], HangDetection | None] = lambda plan, 
             say("this job was asked to end before its ranks were started")
             return INTERRUPTED
         if settings.chain and cancelled_before(folder, job):
-            say("the job before was cancelled: the run ends")
+            say("the previous job of the chain was cancelled: the run ends")
             return INTERRUPTED
         argv = command_of(programs.RANK, str(folder), python=python(settings))
         before = newest_checkpoint(folder)
@@ -334,7 +334,7 @@ def _requeue(job: str) -> None:
     try:
         slurm.command("scontrol", "requeue", job)
     except LaunchError as error:
-        say(f"Slurm does not put the job back ({error}); asking again")
+        say(f"Slurm does not requeue the job ({error}); trying once more")
         time.sleep(slurm.LOOK)
         if slurm.patient_state(job).name == "RUNNING":  # otherwise Slurm has requeued it
             slurm.command("scontrol", "requeue", job)

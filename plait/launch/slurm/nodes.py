@@ -69,7 +69,9 @@ class JobNodes:
             table = RankTable.read(self.folder / PLACED)
             replaced = self.lost | (abandoned_hosts(self.folder, slurm_job()[0]) - {*self.granted})
             if missing := [host for host in table.hosts if host not in {*self.granted, *replaced}]:
-                raise PlacementError(f"The rank table has {', '.join(missing)}, which this Slurm job was not given.")
+                raise PlacementError(
+                    f"The rank table has {', '.join(missing)}, which this Slurm job was not given. Submit the run anew."
+                )
             spare = [node for node in left if node not in table.hosts]
             for place, host in enumerate(table.hosts):
                 if host in replaced:
@@ -79,10 +81,12 @@ class JobNodes:
             count = len(self.granted) - min(self.spares, len(self.granted) - 1)
             if self.world_size % count:
                 problem = f"{self.world_size} ranks do not spread evenly over the {count} nodes of this job."
-                raise PlacementError(problem)
+                raise PlacementError(f"{problem} Ask for a number of nodes that divides them.")
             table = self._ordered(left, count, plan, order)
         if table.world_size != self.world_size:
-            raise PlacementError(f"The rank table has {table.world_size} ranks, and the run needs {self.world_size}.")
+            raise PlacementError(
+                f"The rank table has {table.world_size} ranks, and the run needs {self.world_size}. Give its own table."
+            )
         table.write(self.folder / NAME)
         return table
 

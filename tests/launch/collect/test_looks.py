@@ -293,10 +293,10 @@ def test_steps_and_records_that_are_missing_are_said_each_if_there_are_any(
     next(iter(one._ranks.values())).journal.lost = 4  # type: ignore[union-attr]
     ring.close()
     one.finish()
-    assert said == ["warning: the timeline misses 4 steps"]
+    assert said == ["warning: the timeline misses 4 steps, which could not be written to the disk in time"]
     one._sums.lost = 7  # type: ignore[union-attr]
     one.finish()
-    assert said[1:] == ["warning: the timeline misses 7 steps"]
+    assert said[1:] == ["warning: the timeline misses 7 steps, which could not be written to the disk in time"]
 
 
 def hosts(folder: Path, *boots: str) -> None:

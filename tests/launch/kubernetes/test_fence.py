@@ -98,7 +98,7 @@ def test_who_may_not_is_told_so_and_not_without_end(scene: Scene) -> None:
     for _ in range(100):
         scene.look(1.0)
     assert len(scene.said) == 10  # of a hundred looks
-    assert scene.said[0] == "pod plait-test-1 on n1 does not end, and cannot be given up: pods is forbidden."
+    assert scene.said[0] == "pod plait-test-1 on n1 does not end, and cannot be deleted by force: pods is forbidden."
 
 
 def test_a_server_that_is_away_is_asked_by_who_follows(scene: Scene) -> None:

@@ -170,7 +170,9 @@ def test_where_no_file_can_be_opened_strangers_go_first(
 
     knocking = knock(open_door, b"")
     monkeypatch.setattr(open_door, "_listener", Full(open_door._listener))
-    with pytest.raises(LaunchError, match="No further line to an agent or a rank can be opened: Too many open files"):
+    with pytest.raises(
+        LaunchError, match="No further connection of an agent or a rank can be opened: Too many open files"
+    ):
         open_door.next(60)
     assert not open_door._strangers
     for one in [*silent, knocking]:
