@@ -255,7 +255,7 @@ def _state(value: Mapping[str, Any], started: int | None, completed: int | None,
     state."""
     told = value.get("state")
     if told not in (*STATES, None):
-        over.note("states of operations that are not known, told from their times", str(told)[:40])
+        over.note("unknown states of operations, inferred from their times", str(told)[:40])
     if told == "completed" or completed is not None or value.get("retired") is True:
         return "completed"
     return "started" if told == "started" or started is not None else "scheduled"
@@ -294,7 +294,7 @@ def _groups(config: Any, dump: Dump) -> dict[str, DumpGroup]:
     for key, one in config.items() if isinstance(config, dict) else ():
         ranks = members_of(one.get("ranks")) if isinstance(one, dict) else None
         if not isinstance(one, dict) or (ranks is None and str(one.get("ranks")).strip() not in ("[]", "None", "")):
-            dump.over.note("groups whose members cannot be", str(key)[:40])
+            dump.over.note("groups with impossible members", str(key)[:40])
             dump.doubts.append(f"lists members of group {str(key)[:40]} that cannot be")
             continue
         name = str(one.get("name", key))[:200]
@@ -309,7 +309,7 @@ def _whole(value: Any) -> int | None:
 def _known(entry: Mapping[str, Any], key: str, most: float, over: IgnoredInput) -> float | None:
     value = entry.get(key)
     if value is not None and not (is_number(value) and 0 <= value <= most):
-        over.note("times that cannot be, taken as unknown", key)
+        over.note("impossible times, taken as unknown", key)
         return None
     return value
 
@@ -332,9 +332,7 @@ def _bytes(entry: Mapping[str, Any], side: str, over: IgnoredInput) -> int | Non
         sound = isinstance(shape, list) and len(shape) <= DIMENSIONS and all(_whole(n) is not None for n in shape)
         total = total + prod(shape) * item if sound and item else MOST + 1
         if total > MOST:
-            over.note(
-                "sizes that cannot be, taken as unknown", f"{side}_sizes of record {entry.get('record_id')!s:.20}"
-            )
+            over.note("impossible sizes, taken as unknown", f"{side}_sizes of record {entry.get('record_id')!s:.20}")
             return None
     return total
 

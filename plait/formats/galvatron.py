@@ -38,7 +38,7 @@ def galvatron(values: Any, file: str, date: str) -> Profile:
         raise JobError(f"has {len(values)} keys; at most {MOST_KEYS} are read", file=file)
     if set(values) == {"overlap_coe"}:
         fix = "Measure it: plait measure machine. The factors of both sides are wanted, and Galvatron has one for both"
-        raise JobError("says nothing of where it was measured", file=file, key="overlap_coe", fix=fix)
+        raise JobError("does not say on which ranks it was measured", file=file, key="overlap_coe", fix=fix)
     shape = _SHAPE.search(Path(file).name)
     if not shape:
         fix = "Keep Galvatron's own name, such as allreduce_bandwidth_2nodes_8gpus_per_node.json"

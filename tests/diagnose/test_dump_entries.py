@@ -124,7 +124,7 @@ def test_groups_whose_members_cannot_be_are_counted() -> None:
         "a": ("dp", (3, 1)), "1": ("1", ()), "c": ("c", ()), "5": ("5", ()),
     }  # fmt: skip
     assert (one.group_ranks, one.recorded_rank, one.version) == ({1, 3}, 3, "2.9")
-    assert one.over.counts == {"groups whose members cannot be": 2}
+    assert one.over.counts == {"groups with impossible members": 2}
     one.finish({"pg_config": [1]})
     assert one.groups == {}
 

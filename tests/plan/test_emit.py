@@ -95,9 +95,9 @@ MEGATRON: list[tuple[dict[str, Any], str, list[str]]] = [
      ["sequence_parallel = false (experts"]),
     ({"model": "mixtral-8x7b", "pp": 4, "dp": 2, "ep": 2, "schedule": "1f1b",
       "recipe": {"overlap_moe_expert_parallel_comm": True}},
-     "", ["recipe.overlap_moe_expert_parallel_comm (it stands without several stages"]),
+     "", ["recipe.overlap_moe_expert_parallel_comm (it is set without several stages"]),
     ({"model": "mixtral-8x7b", "dp": 2, "recipe": {"overlap_moe_expert_parallel_comm": True}}, "",
-     ["recipe.overlap_moe_expert_parallel_comm (it stands without ranks that share"]),
+     ["recipe.overlap_moe_expert_parallel_comm (it is set without ranks that divide"]),
 ]  # fmt: skip
 TORCHTITAN: list[tuple[dict[str, Any], str, list[str]]] = [
     ({}, "training.mixed_precision_param = 'bfloat16'", []),

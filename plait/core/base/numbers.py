@@ -66,7 +66,7 @@ def check_number(value: Any, key: str, *, whole: bool) -> None:
         raise JobError(f"{shown(value)} is not {'a whole number' if whole else 'a number'}", key=key,
                        fix=f"Give {'a whole number' if whole else 'a number'}")  # fmt: skip
     if isinstance(value, float) and not math.isfinite(value):
-        raise JobError(f"{value} is not finite", key=key, fix="Give a number that is")
+        raise JobError(f"{value} is not finite", key=key, fix="Give a finite number")
     limit = LARGEST if whole else 2**53
     if isinstance(value, int) and abs(value) > limit:
         raise JobError(f"{shown(value)} is out of range", key=key, fix=f"Use at most {limit}")

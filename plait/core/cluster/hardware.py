@@ -174,19 +174,19 @@ class Cluster(Section):
         spans = [tier.ranks or inf for tier in self.tiers]
         if spans != sorted(set(spans)):
             told = ", ".join(str(tier.ranks or "all") for tier in self.tiers)
-            raise JobError(f"{told}: they do not grow from tier to tier", key="tiers.ranks")
+            raise JobError(f"{told}: each tier must connect more ranks than the one inside it", key="tiers.ranks")
         self._check_cuts()
         self._check_meshes()
         self._check_divisors()
         if self.tiers[-1].ranks and self.nodes and self.tiers[-1].ranks < self.nodes * self.ranks_per_node:
-            raise JobError("does not connect all nodes", key=f"tiers.{self.tiers[-1].name}.ranks")
+            raise JobError("does not connect all nodes: write 0", key=f"tiers.{self.tiers[-1].name}.ranks")
 
     def _check_cuts(self) -> None:
         """Raise JobError unless tiers have different names and cut neither nodes nor groups of
         inner tiers."""
         names = [tier.name for tier in self.tiers]
         if len(set(names)) < len(names):
-            raise JobError(f"{', '.join(names)}: two have the same name", key="tiers.name")
+            raise JobError(f"{', '.join(names)}: give each tier a name of its own", key="tiers.name")
         inner, what = 1, ""
         for ranks, name in sorted([(self.ranks_per_node, "a node"), *((one.ranks, one.name) for one in self.tiers)]):
             if ranks and ranks % inner:

@@ -234,7 +234,7 @@ def network_file(profile: PlacementProfile) -> str:
     crossing = profile.crossing("all_reduce")
     inside = [c for c in profile.collectives if c.group.minipods == 1 and c.kind == "all_reduce"]
     if crossing is None or not inside:
-        raise JobError("measured no group both inside a minipod and across", key="--network")
+        raise JobError("the profile has no all-reduce both inside a minipod and across", key="--network")
     source = json.dumps(f"plait measure placement on {profile.machine.name}, hash {profile.hash[:12]}")
     rates: dict[str, float] = {
         "rate": max(curve.bandwidth for curve in inside), "collective_loss": 0.0, "p2p_loss": 0.0,

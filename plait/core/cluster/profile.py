@@ -300,9 +300,9 @@ class Profile(StampedSection):
         for number, curve in enumerate(self.collectives):
             sizes = [point.bytes for point in curve.points]
             if sizes != sorted(set(sizes)):
-                raise JobError(f"{sizes} do not grow", key=f"collectives[{number}].points.bytes")
+                raise JobError(f"{sizes} do not grow: sort the points", key=f"collectives[{number}].points.bytes")
             if not curve.group.nodes <= curve.group.ranks <= curve.group.nodes * curve.group.per_node:
-                raise JobError("these ranks are not on these nodes", key=f"collectives[{number}].group")
+                raise JobError("ranks must lie between nodes and nodes x per_node", key=f"collectives[{number}].group")
 
 
 def joined(profiles: Sequence[Profile]) -> Profile:
@@ -314,7 +314,7 @@ def joined(profiles: Sequence[Profile]) -> Profile:
     assert profiles
     kinds = {profile.machine.kind for profile in profiles}
     if len(kinds) > 1:
-        raise JobError("these are profiles of different devices: cuda and cpu", key="machine.kind")
+        raise JobError("profiles of cuda and of cpu devices cannot be joined", key="machine.kind")
     named = [profile.machine for profile in profiles if profile.machine.device] or [profiles[0].machine]
     most = max((profile.machine for profile in profiles), key=lambda machine: machine.ranks)
     ranks = {"ranks": most.ranks, "ranks_per_node": max(one.machine.ranks_per_node for one in profiles)}

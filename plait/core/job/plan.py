@@ -119,10 +119,12 @@ class Plan(Step):
             object.__setattr__(self, "settings", RunSettings.of(self.job))
         places, shape = (
             len(self.layout.degrees),
-            f"{len(self.schedule.ranks)} places, {self.schedule.num_stages} stages",
+            f"{len(self.schedule.ranks)} pipeline ranks, {self.schedule.num_stages} stages",
         )
         if len(self.shardings) != places:
-            raise JobError(f"{len(self.shardings)} for {places} meshes", key="shardings", fix="Give one to each")
+            raise JobError(
+                f"{len(self.shardings)} for {places} pipeline ranks", key="shardings", fix="Give one to each"
+            )
         if places != len(self.schedule.ranks) or len(self.stages) != self.schedule.num_stages:
             raise JobError(f"a schedule of {shape} with {places} meshes and {len(self.stages)} ranges of layers")
         for mesh, sharding in zip(self.layout.meshes, self.shardings, strict=True):

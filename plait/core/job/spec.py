@@ -289,7 +289,7 @@ class Job(Section):
         if config is None:
             base["vocab"] += -base["vocab"] % self.data.vocab_multiple
         if self.data.vocab_multiple > 1 and ("vocab" in given or config is not None):
-            raise JobError("the model says how large its vocabulary is", key="data.vocab_multiple",
+            raise JobError("the model sets the size of its vocabulary", key="data.vocab_multiple",
                            changes=[{"data.vocab_multiple": 1}])  # fmt: skip
         spec = ModelSpec.from_dict(base | given)
         if spec.vocab < vocab:

@@ -92,7 +92,7 @@ def _check_latent(model: ModelSpec) -> None:
 
 def _check_experts(model: ModelSpec, experts: Experts) -> None:
     if model.levels:
-        raise JobError("a utransformer has none", key="model.experts", changes=[{"model.experts": None}])
+        raise JobError("a utransformer has no experts", key="model.experts", changes=[{"model.experts": None}])
     if not any(map(experts.at, range(model.num_layers))):
         problem = f"none of {model.num_layers} layers has experts after {experts.first_dense} without"
         raise JobError(problem, key="model.experts.first_dense",

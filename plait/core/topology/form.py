@@ -130,14 +130,14 @@ def _of_nodes(
                 _check_text(value, f"{where}.{name}")
         names, one = lists(values.pop("nodes"), f"{where}.nodes"), make(**values)
         if twice := next((name for name in names if name in found), None):
-            raise JobError(f"'{twice}' is already listed", key=f"{where}.nodes")
+            raise JobError(f"'{twice}' is already listed in an earlier row", key=f"{where}.nodes")
         found |= dict.fromkeys(names, one)
     return found
 
 
 def _check_text(value: str, where: str) -> None:
     if not value.isprintable():
-        raise JobError("not a printable text", key=where)
+        raise JobError("not a printable text: take out control characters", key=where)
 
 
 def _hardware_values(hardware: Hardware) -> dict[str, Any]:

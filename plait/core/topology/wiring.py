@@ -78,7 +78,7 @@ def build(
     nodes = _plugged(switches, hardware or {}, states or {})
     depth = max(switch.depth for switch, _ in switches) + 1
     if levels and len(levels) != depth:
-        raise JobError(f"{len(levels)} names for {depth} levels of switches", key="levels")
+        raise JobError(f"{len(levels)} names for {depth} levels of switches: give one for each", key="levels")
     if len(set(levels)) != len(levels) or any(not level.strip() or level.isdecimal() for level in levels):
         raise JobError("names of levels have to differ, and be more than a number", key="levels")
     return Topology(

@@ -103,7 +103,7 @@ def _of_one_rank(lines: Sequence[StepLine], file: str, over: IgnoredInput) -> li
     found, apart = list[StepLine](), list[float]()
     for line in lines:
         if found and line.step == found[-1].step:
-            over.note("line(s) of a step that another line had before", f"step {line.step}")
+            over.note("line(s) of a step that an earlier line has", f"step {line.step}")
             apart.append(abs(math.log(line.seconds / found[-1].seconds)))
         else:
             found.append(line)

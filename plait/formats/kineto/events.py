@@ -314,13 +314,13 @@ def comm_of(args: Mapping[str, Any], over: IgnoredInput) -> Comm | None:
         return None
     ranks = members_of(args.get("Process Group Ranks")) or ()
     if not ranks and args.get("Process Group Ranks") and "..." not in str(args["Process Group Ranks"])[-9:]:
-        over.note("groups whose members cannot be, taken as unknown", "Process Group Ranks")
+        over.note("groups with impossible members, taken as unknown", "Process Group Ranks")
     if "Seq" in args and not (isinstance(seq := as_number(args["Seq"]), int) and 0 <= seq <= MOST):
-        over.note("sequence numbers that cannot be, taken as unknown", "Seq")
+        over.note("impossible sequence numbers, taken as unknown", "Seq")
     counts = [as_number(args.get(f"{side} msg nelems")) for side in ("In", "Out")]
     item = bytes_of_dtype(str(args.get("dtype")))
     if any(is_number(count) and not 0 <= count <= MOST for count in counts):
-        over.note("sizes that cannot be, taken as unknown", "In msg nelems")
+        over.note("impossible sizes, taken as unknown", "In msg nelems")
     sent, came = (int(count) * item if is_number(count) and 0 <= count <= MOST else 0 for count in counts)
     place, source, target = (_whole(args.get(key)) for key in ("Rank", "Src Rank", "Dst Rank"))
     known = not MESSAGE.match(name) and 0 <= place < len(ranks)

@@ -173,7 +173,7 @@ def _row(ops: Ops, row: int, launches: _Launches, around: int, rank: int | None)
     name = comm.name if comm else next((plain(one) for one in named if one != RECORDED), own)
     message = bool(MESSAGE.match(name))
     if not message and comm is None and BOTH.search(name):
-        ops.over.note("kernels of send and receive of which nothing tells what for", name[:60])
+        ops.over.note("kernels of send and receive of an unknown operation", name[:60])
     start = float(ops.start[row])
     return (*row_of(row, (start, float(start + ops.length[row])), name, said, ops, rank), comm is None)
 
@@ -325,7 +325,7 @@ def _steps(ops: Ops, *, device: bool) -> Any:
     for index, name in enumerate(ops.names):
         if found := STEP.match(name):
             if len(found[1]) > 10 or int(found[1]) > LARGEST:
-                ops.over.note("steps whose number cannot be", name[:LONGEST_NAME])
+                ops.over.note("steps with an impossible number", name[:LONGEST_NAME])
             else:
                 numbers[index] = int(found[1])
     for kind in ("device ranges", "ranges") if device else ("ranges",):

@@ -118,7 +118,7 @@ def _refuse(table: Mapping[str, Any], keys: Mapping[str, str], where: str, setti
             "serviceAccountName": settings.service_account}  # fmt: skip
     for key, fix in keys.items():
         if key in table and table[key] != same.get(key):
-            raise _error("is for Plait to say", f"{where}.{key}", settings, fix)
+            raise _error("is set by Plait", f"{where}.{key}", settings, fix)
 
 
 def _error(problem: str, key: str, settings: KubernetesSection, fix: str) -> JobError:

@@ -140,7 +140,7 @@ def read_experts(parsed: ParsedConfig, flags: Settings) -> None:
         parsed.values.get("model", {}).pop("experts", None)
         parsed.values["recipe"].pop("overlap_moe_expert_parallel_comm")
         if (flags[name] or 1) > 1 and "num-layers" in flags:
-            raise parsed.refuse(f"--{name}", f"{flags[name]} stands without --num-experts", "Give both")
+            raise parsed.refuse(f"--{name}", f"{flags[name]} is set without --num-experts", "Give both")
         return
     if "moe-router-topk" not in flags:
         parsed.set("model.experts.per_token", 2)

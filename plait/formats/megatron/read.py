@@ -140,7 +140,7 @@ def _sharding(parsed: ParsedConfig, flags: Settings) -> None:
     reduces, gathers = "overlap-grad-reduce" in flags, "overlap-param-gather" in flags
     if gathers and not fsdp and not (owned and reduces):
         other = "overlap-grad-reduce" if owned else "use-distributed-optimizer"
-        raise parsed.refuse("--overlap-param-gather", f"stands without --{other}", "Give both")
+        raise parsed.refuse("--overlap-param-gather", f"is set without --{other}", "Give both")
     shard = "zero1" if owned else "ddp"
     if fsdp:
         own = flags["data-parallel-sharding-strategy"] or ("fsdp" if torch else "ddp")
@@ -178,7 +178,7 @@ def _pipeline(parsed: ParsedConfig, flags: Settings) -> None:
         virtual = counted // pp // flags[each]
         if counted % (pp * flags[each]):
             problem = f"{flags[each]} layers do not divide the {counted} of {pp} places"
-            raise parsed.refuse(f"--{each}", problem, "Use a divisor of a place's layers")
+            raise parsed.refuse(f"--{each}", problem, "Use a divisor of the layers of a pipeline rank")
     elif cut in flags:
         virtual = _cut(parsed, flags[cut], layers, pp)
     uneven = [name for name in flags if name.startswith("decoder-")]
@@ -221,7 +221,7 @@ def _cut(parsed: ParsedConfig, text: str, layers: int, pp: int) -> int:
         raise parsed.refuse(key, f"it has {sum(sizes)} layers, not the {layers} of --num-layers", "Correct one of them")
     if len(sizes) % pp:
         raise parsed.refuse(
-            key, f"{len(sizes)} stages are no multiple of the {pp} places", "Use whole rounds of stages"
+            key, f"{len(sizes)} stages are no multiple of the {pp} pipeline ranks", "Use a multiple of them"
         )
     known = [[stage.num_layers for stage in MEMORY_OPTIONS[name].stages(sum(sizes), len(sizes))]
              for name in ("megatron", "zero-bubble")]  # fmt: skip
@@ -244,7 +244,7 @@ def _recomputation(parsed: ParsedConfig, flags: Settings) -> tuple[str, str]:
     if over and kind == "full":
         parsed.notes.append("--recompute-activations puts selective in place of --recompute-granularity full.")
     if kind == "full" and not method and not over:
-        problem = "full stands without --recompute-method"
+        problem = "full is set without --recompute-method"
         raise parsed.refuse("--recompute-granularity", problem, "Add --recompute-method uniform or block")
     return "selective" if over else kind, method
 

@@ -57,7 +57,7 @@ SHARDED = ("use-distributed-optimizer", "use-megatron-fsdp", "use-torch-fsdp2")
 def needs(flag: str, alternatives: Collection[str], source: str) -> Rule:
     """Return the rule that ``flag`` needs at least one of ``alternatives``."""
     alternatives = tuple(alternatives)
-    problem = f"stands without --{alternatives[0]}"
+    problem = f"is set without --{alternatives[0]}"
     return Rule(
         flag, problem, "Give both", source, lambda flags: flag in flags and not flags.keys() & set(alternatives)
     )
@@ -74,7 +74,7 @@ RULES: Sequence[Rule] = (
         and word(flags, "fp8-recipe", "delayed") != "delayed",
     ),
     Rule(
-        "tp-comm-overlap", "stands without --sequence-parallel over several tensor-parallel ranks",
+        "tp-comm-overlap", "is set without --sequence-parallel over several tensor-parallel ranks",
         "Give both, or leave it out", "arguments.py:1442",
         lambda flags: "tp-comm-overlap" in flags
         and ("sequence-parallel" not in flags or degree(flags, TP) == 1),
@@ -93,7 +93,7 @@ RULES: Sequence[Rule] = (
         lambda flags: word(flags, "fp8-format", "hybrid") not in ("e4m3", "hybrid"),
     ),
     Rule(
-        FULL, "full stands without --recompute-num-layers", "Say how many",
+        FULL, "full is set without --recompute-num-layers", "Say how many",
         "transformer/transformer_config.py:1919",
         lambda flags: word(flags, FULL) == "full" and word(flags, "recompute-method") in ("uniform", "block")
         and not {"recompute-num-layers", "recompute-activations"} & flags.keys(),
@@ -110,12 +110,12 @@ RULES: Sequence[Rule] = (
         lambda flags: "num-experts" in flags and degree(flags, TP) > 1 and "sequence-parallel" not in flags,
     ),
     Rule(
-        OVERLAP, "stands without several stages a rank of its pipeline",
+        OVERLAP, "is set without several stages on each pipeline rank",
         "Add --num-virtual-stages-per-pipeline-rank", "transformer/transformer_config.py:3006",
         lambda flags: OVERLAP in flags and degree(flags, PP) > 1 and not rounds(flags),
     ),
     Rule(
-        OVERLAP, "stands without ranks that share experts out", "Use --expert-model-parallel-size above 1",
+        OVERLAP, "is set without ranks that divide the experts", "Use --expert-model-parallel-size above 1",
         "transformer/transformer_config.py:3012",
         lambda flags: OVERLAP in flags and degree(flags, EP) == 1,
     ),

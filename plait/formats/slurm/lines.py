@@ -83,7 +83,7 @@ def lines(text: str) -> Iterator[tuple[str, dict[str, str]]]:
         if line and not line.startswith("slurm"):
             yield f"line {first}", _words(line, f"line {first}")
     if whole:
-        raise JobError("the last line ends in a \\ and goes on nowhere")
+        raise JobError("the last line ends in a \\; no line follows")
 
 
 def _words(line: str, where: str) -> dict[str, str]:
@@ -99,7 +99,7 @@ def _words(line: str, where: str) -> dict[str, str]:
         value = found[0] if found else ""
         at += len(value)
         if line[at : at + 1] == '"':
-            raise JobError(f"the value of {key[1]} begins with a quote and ends nowhere", key=where)
+            raise JobError(f"the value of {key[1]} has no closing quote", key=where)
         if key[1].lower() in words:
             raise JobError(f"{key[1]} is set twice", key=where)
         words[key[1].lower()] = value.replace('"', "")

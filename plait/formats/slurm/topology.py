@@ -322,7 +322,7 @@ def _of_blocks(blocks: Sequence[SwitchEntry], sizes: Sequence[int], over: Ignore
     for smaller, larger in pairwise(sizes):
         if larger % smaller or (ratio := larger // smaller) & (ratio - 1) or ratio < 2:
             problem = f"the block size {larger} is not a power of two times {smaller}"
-            raise JobError(problem, key="BlockSizes", fix="Slurm pairs blocks")
+            raise JobError(problem, key="BlockSizes", fix="Slurm joins blocks in pairs: double the size before")
     for block in blocks:
         if not block.nodes:
             over.note(PHANTOMS, block.where or block.name)

@@ -170,7 +170,7 @@ def _stored(folder: Path, spec: ModelSpec, over: IgnoredInput) -> Iterator[Store
             if (named := where.get(one.name)) != file:
                 told = f"says it is in {named}" if named else "does not name it"
                 raise CheckpointError(
-                    f"{folder / file}: holds tensor '{one.name}', and {INDEX} {told}. Nobody knows which is meant; "
+                    f"{folder / file}: holds tensor '{one.name}', and {INDEX} {told}. It is unclear which is meant: "
                     "take it out of one of the two, or fetch the folder again"
                 )
             yield one

@@ -298,5 +298,5 @@ def _fetch(system: Any, name: str, info: dict[str, Any], target: Path) -> Iterat
         os.fsync(file.fileno())
     if size is not None and done != size:
         part.unlink()
-        raise OSError(f"{name} has {size} bytes, and {done} came")
+        raise OSError(f"{name}: only {done} of {size} bytes arrived")
     os.replace(part, target)

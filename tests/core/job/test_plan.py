@@ -169,7 +169,7 @@ EDITED = {
     "reshards={false = {plans = [{}], edges = {}}}": r"reshards\.false\.plans\[0\]\.source: is missing",
     "schedule=rank 0: 0F0": "not a complete plan",
     "schedule=3": "schedule: 3 is not allowed. Allowed: a text",
-    "shardings=[]": "shardings: 0 for 1 meshes",
+    "shardings=[]": "shardings: 0 for 1 pipeline ranks",
     'shardings=[{params = "1"}]': r"shardings\[0\]\.params: \"1\" is not allowed",
     "costs=3": "costs: 3 is not a table",
     'costs={compute = {"attn.F" = "x"}, collective = {}, latency = 0}': "costs.compute.attn.F: .x. is not",
@@ -232,7 +232,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, content: Any, says: str) -> 
 
 def test_a_plan_whose_parts_do_not_fit_each_other_cannot_be(plan: Plan) -> None:
     two = make(strategy={"pp": 2, "tp": 1, "slices": {"batch": 1}})
-    with pytest.raises(JobError, match="shardings: 2 for 1 meshes"):
+    with pytest.raises(JobError, match="shardings: 2 for 1 pipeline ranks"):
         replace(plan, shardings=plan.shardings * 2)
     with pytest.raises(JobError, match=r"a schedule of 1 places, 1 stages with 2 meshes and 2 ranges"):
         replace(two, schedule=plan.schedule)

@@ -46,7 +46,7 @@ def test_a_vocabulary_is_rounded_up_to_a_multiple() -> None:
     values: dict[str, Any] = {"model": {"preset": "gpt3-125m"}, "data": {"vocab_multiple": 64}}
     assert Job.from_dict(values).model_spec(50_257).vocab == 50_304
     assert Job.from_dict(values).model_spec(50_304).vocab == 50_304
-    with pytest.raises(JobError, match=r"data\.vocab_multiple: the model says how large its vocabulary is") as caught:
+    with pytest.raises(JobError, match=r"data\.vocab_multiple: the model sets the size of its vocabulary") as caught:
         Job.from_dict(values | {"model": {"preset": "gpt3-125m", "vocab": 50_257}})
     assert caught.value.key == "data.vocab_multiple"
 

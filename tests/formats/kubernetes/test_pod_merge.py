@@ -73,10 +73,10 @@ def test_what_the_api_takes_is_taken() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("restartPolicy: OnFailure", "spec.restartPolicy: is for Plait to say"),
+        ("restartPolicy: OnFailure", "spec.restartPolicy: is set by Plait"),
         ("terminationGracePeriodSeconds: 5", "spec.terminationGracePeriodSeconds: .* Write kubernetes.grace"),
         ("serviceAccountName: b", "spec.serviceAccountName: .* Write kubernetes.service_account"),
-        ("subdomain: other", "spec.subdomain: is for Plait to say"),
+        ("subdomain: other", "spec.subdomain: is set by Plait"),
         ("nodeSelector: {kubernetes.io/hostname: n1}", "would have all 4 pods on one node"),
         ("volumes: [{name: volume-0, emptyDir: {}}]", "'volume-0' is a volume of Plait's own. Choose another name"),
         ("volumes: [{name: shm, hostPath: {path: /x}}]", "'shm' is a volume of Plait's own"),

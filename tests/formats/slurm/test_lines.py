@@ -36,11 +36,11 @@ def test_words_of_lines(text: str, found: list[tuple[str, dict[str, str]]]) -> N
         ("A=1\nnothing", "line 2", "'nothing' is no KEY=VALUE"),
         ("A=1 =2", "line 1", "'=2' is no KEY=VALUE"),
         ("x" * 99, "line 1", f"'{'x' * 60}' is no KEY=VALUE"),
-        ('A="x y', "line 1", "the value of A begins with a quote and ends nowhere"),
-        ('A=x" y', "line 1", "the value of A begins with a quote and ends nowhere"),
+        ('A="x y', "line 1", "the value of A has no closing quote"),
+        ('A=x" y', "line 1", "the value of A has no closing quote"),
         ("A=1 a=2", "line 1", "a is set twice"),
         ("A=1 \\\nA=2", "line 1", "A is set twice"),
-        ("A=1\nB=2 \\", None, r"the last line ends in a \ and goes on nowhere"),
+        ("A=1\nB=2 \\", None, r"the last line ends in a \; no line follows"),
     ],
 )
 def test_what_are_no_words_is_refused_by_its_line(text: str, key: str | None, why: str) -> None:

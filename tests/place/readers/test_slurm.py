@@ -218,7 +218,7 @@ SwitchName=core Switches="leaf[1-1]",leaf2"""
 @pytest.mark.parametrize(
     "text, says",
     [
-        ('SwitchName=a Nodes="n1', "line 1: the value of Nodes begins with a quote and ends nowhere"),
+        ('SwitchName=a Nodes="n1', "line 1: the value of Nodes has no closing quote"),
         ("SwitchName=a Nodes=ALL", "line 1: ALL stands for nodes that this file does not name. Write their names"),
         ("BlockName=a Nodes=all", "line 1: ALL stands for nodes"),
         ("- topology: a\n  tree: {switches: [{switch: s, nodes: ALL}]}", r"switches\[0\].nodes: ALL stands for nodes"),

@@ -198,7 +198,7 @@ def test_lines_of_further_ranks_are_counted() -> None:
     over = IgnoredInput()
     lines = [StepLine(step, 2.0 + rank / 10) for step in range(1, 9) for rank in (0, 1)]
     assert step_times(lines, None, "a.log", over).seconds == 2.0
-    assert over.lines() == ["passed over 8 lines of a step that another line had before (the first: step 1)"]
+    assert over.lines() == ["passed over 8 lines of a step that an earlier line has (the first: step 1)"]
 
 
 def test_lines_of_two_runs_are_refused() -> None:
