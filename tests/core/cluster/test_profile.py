@@ -111,7 +111,7 @@ def test_the_later_of_two_counts() -> None:
 
 def test_profiles_of_different_devices_are_not_joined() -> None:
     other = profile().model_copy(update={"machine": MACHINE.model_copy(update={"kind": "cpu"})})
-    with pytest.raises(JobError, match="different devices"):
+    with pytest.raises(JobError, match="devices cannot be joined"):
         joined([profile(), other])
 
 

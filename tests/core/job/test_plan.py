@@ -234,11 +234,11 @@ def test_a_plan_whose_parts_do_not_fit_each_other_cannot_be(plan: Plan) -> None:
     two = make(strategy={"pp": 2, "tp": 1, "slices": {"batch": 1}})
     with pytest.raises(JobError, match="shardings: 2 for 1 pipeline ranks"):
         replace(plan, shardings=plan.shardings * 2)
-    with pytest.raises(JobError, match=r"a schedule of 1 places, 1 stages with 2 meshes and 2 ranges"):
+    with pytest.raises(JobError, match=r"a schedule of 1 pipeline ranks, 1 stages with 2 meshes and 2 ranges"):
         replace(two, schedule=plan.schedule)
-    with pytest.raises(JobError, match=r"a schedule of 1 places, 2 stages with 2 meshes and 2 ranges"):
+    with pytest.raises(JobError, match=r"a schedule of 1 pipeline ranks, 2 stages with 2 meshes and 2 ranges"):
         replace(two, schedule=generate("interleaved", Shape(ranks=1, micro_batches=2, chunks=2)))
-    with pytest.raises(JobError, match=r"a schedule of 2 places, 2 stages with 2 meshes and 1 ranges"):
+    with pytest.raises(JobError, match=r"a schedule of 2 pipeline ranks, 2 stages with 2 meshes and 1 ranges"):
         replace(two, stages=plan.stages)
 
 
