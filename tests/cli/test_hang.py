@@ -56,7 +56,7 @@ def test_a_folder_that_tells_nothing_is_refused(tmp_path: Path, exists: bool) ->
     folder = tmp_path if exists else tmp_path / "gone"
     done = CliRunner().invoke(app, ["diagnose", str(folder), "--hang"])
     assert isinstance(done.exception, DataError)
-    assert ("no rings" if exists else "no run's folder") in str(done.exception)
+    assert ("no rings" if exists else "no such run folder") in str(done.exception)
 
 
 def start(folder: Path) -> list[subprocess.Popen[bytes]]:

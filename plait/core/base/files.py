@@ -71,9 +71,9 @@ def check_path(path: str, key: str) -> None:
     """Raise JobError, naming the key, if no file system takes a text as a path, or no job file
     takes it as a text.
 
-    >>> check_path("x" * 300, "run.folder") Traceback (most recent call last):
-    plait.core.base.errors.JobError: run.folder: has a name of 300 bytes. Allowed: names of at most
-    255 bytes.
+    >>> check_path("x" * 300, "run.folder")
+    Traceback (most recent call last):
+    plait.core.base.errors.JobError: run.folder: has a name of 300 bytes. Allowed: names of at most 255 bytes.
     """
     if not path:
         raise JobError("is empty", key=key, fix="Name a path, or leave the key out")

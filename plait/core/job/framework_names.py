@@ -236,9 +236,9 @@ def refuse_peers_names(values: Mapping[str, Any]) -> None:
     """Raise JobError for a key or a value of a job file that is another framework's; the error has
     Plait's name.
 
-    >>> refuse_peers_names({"train": {"lr": 1e-8}}) Traceback (most recent call last):
-    plait.core.base.errors.JobError: train.lr: is called train.learning_rate here. Write
-    learning_rate.
+    >>> refuse_peers_names({"train": {"lr": 1e-8}})
+    Traceback (most recent call last):
+    plait.core.base.errors.JobError: train.lr: is called train.learning_rate here. Write learning_rate.
     """
     for other, own in written(values):
         fix = advice(own, other.rpartition(".")[0])

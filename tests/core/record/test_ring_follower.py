@@ -101,7 +101,7 @@ def test_files_that_are_no_rings(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         follow(tmp_path)
     path.write_bytes(b"nothing")
-    with pytest.raises(DataError, match="no ring"):
+    with pytest.raises(DataError, match="not a ring file"):
         follow(tmp_path)
     held = [link.readlink() for name in os.listdir("/proc/self/fd")
             if (link := Path("/proc/self/fd") / name).is_symlink()]  # fmt: skip

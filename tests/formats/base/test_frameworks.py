@@ -213,7 +213,7 @@ def test_plait_does_not_run_what_is_another_s() -> None:
 
 def test_plait_train_refuses_what_another_is_to_run() -> None:
     one = job("megatron", dp=16)
-    with pytest.raises(JobError, match="megatron is to run the job") as error:
+    with pytest.raises(JobError, match="is planned for megatron") as error:
         one.check_trains(one.model_spec(257))
     assert error.value.key == "plan.framework"
     job("plait", dp=16).check_trains(one.model_spec(257))

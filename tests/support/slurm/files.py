@@ -38,8 +38,8 @@ class SlurmSpec:
         """Nodes n1, n2, ... under leaves of two (more where there are more than eight), two leaves
         to a minipod, the minipods to a core switch.
 
-        >>> SlurmSpec.tree(2).topology.splitlines() ['SwitchName=leaf1 Nodes=n1,n2',
-        'SwitchName=pod1 Switches=leaf1', 'SwitchName=core Switches=pod1']
+        >>> SlurmSpec.tree(2).topology.splitlines()
+        ['SwitchName=leaf1 Nodes=n1,n2', 'SwitchName=pod1 Switches=leaf1', 'SwitchName=core Switches=pod1']
         """
         names = [f"n{number}" for number in range(1, nodes + 1)]
         leaves = _groups(names, max(2, -(-nodes // 4)))

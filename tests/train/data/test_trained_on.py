@@ -45,7 +45,7 @@ def test_what_is_trained_on_too_is_named_by_its_set(tmp_path: Path, texts: Path)
     write_megatron(tmp_path / "pair", [[list(range(60))], [list(range(80))]])
     address = "s3://bucket/corpus"
     for trained, path, said in (
-        ("texts", "texts/b.txt", f"trained on, too: eval_loss/val ({texts / 'b.txt'})."),
+        ("texts", "texts/b.txt", f"contains training data: eval_loss/val ({texts / 'b.txt'})."),
         ("texts", "other.txt", ""),
         *(("texts", path, path) for path in ("link.txt", "hard.txt", "folder/c.txt")),
         ("texts", "texts/val.dat", ""),  # which the pattern leaves out

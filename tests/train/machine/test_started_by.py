@@ -75,7 +75,7 @@ def test_who_a_rank_is_says_its_starter(bare: pytest.MonkeyPatch, env: dict[str,
     ("env", "match"),
     [
         (SRUN | {"SLURM_NODEID": "3"}, "srun says that this is node 3, and has tasks on 3"),
-        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(x"}, "cannot be read"),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(x"}, "cannot be parsed"),
         (SRUN | {"SLURM_NODEID": "x"}, "srun says that this is node 'x', which is no number"),
         (SRUN | {"SLURM_STEP_NODELIST": "n[1-"}, r"srun says that its nodes are 'n\[1-', which cannot be read"),
         (SRUN | {"SLURM_STEP_NODELIST": ""}, "srun says that its nodes are '', which cannot be read"),
