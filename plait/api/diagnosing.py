@@ -243,7 +243,7 @@ def import_run(files: Sequence[Path], out: Path, warn: Callable[[str], None] = p
 @contextmanager
 def as_run(paths: Sequence[Path], warn: Callable[[str], None] = print) -> Iterator[Path]:
     """Yield a run's folder: the named one, or a temporary one made from recordings of other tools.
-    said: called with sentences on files that are skipped. Raises DataError for several paths of
+    warn: called with sentences on files that are skipped. Raises DataError for several paths of
     which some are no recordings, and for a folder whose recordings lie in subfolders."""
     from plait.core.base.errors import DataError
     from plait.diagnose.measured.importing import recordings_in
@@ -262,7 +262,10 @@ def as_run(paths: Sequence[Path], warn: Callable[[str], None] = print) -> Iterat
     with TemporaryDirectory(prefix="plait-") as folder:
         out = Path(folder) / "run"
         import_run(files, out, warn)
-        yield out
+        try:
+            yield out
+        except DataError as error:
+            raise DataError(str(error).replace(str(out), str(paths[0]))) from None
 
 
 def _is_run(path: Path) -> bool:

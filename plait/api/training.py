@@ -60,25 +60,19 @@ def prepare(
     cluster is checked when it is started here. Raises JobError, DataError, InfeasiblePlan,
     MissingExtra.
     """
-    from plait.api.choices import close_job, other_cluster, reading_job
-    from plait.api.job_check import check_files, check_processors, check_room, lab_without_spares
+    from plait.api.choices import other_cluster
+    from plait.api.job_check import check_files, check_processors, check_room
     from plait.core.base.errors import need
     from plait.core.job.plan import setting_origins
-    from plait.core.job.spec import Job
     from plait.plan.make import make_plan
     from plait.plan.search.fits import check_size
-    from plait.train.data.tokenizer import load_tokenizer
 
     if place.is_local:
         need("torch", "training")
     file = Path(file)
     if file.suffix == ".json":
         return _written(file, overrides, place)
-    with reading_job(file):
-        asked = Job.read(file, overrides).named(file.stem)
-    vocab = load_tokenizer(asked.data.tokenizer).vocab
-    asked.check_trains(asked.model_spec(vocab))
-    job, chosen = close_job(asked, vocab, lab_without_spares(asked, place))
+    asked, vocab, job, chosen = _closed(file, overrides, place)
     compared = place.is_local and other_cluster(job) is None
     if compared and check_memory:
         check_room(job, vocab)
@@ -106,13 +100,11 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
     Memory is predicted for the devices of ``[cluster]``, as by ``plan_job``.
     ``JobCheck.check_fits`` raises the error if it does not fit.
     """
-    from plait.api.choices import close_job, other_cluster, reading_job
-    from plait.api.job_check import JobCheck, check_files, check_processors, lab_without_spares, memory_of_step
+    from plait.api.choices import other_cluster
+    from plait.api.job_check import JobCheck, check_files, check_processors, memory_of_step
     from plait.core.job.plan import setting_origins
-    from plait.core.job.spec import Job
     from plait.plan.make import job_step, make_plan
     from plait.plan.search.fits import check_device, check_size
-    from plait.train.data.tokenizer import load_tokenizer
 
     file = Path(file)
     if file.suffix == ".json":
@@ -127,12 +119,8 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
             file=file, folder=ready.folder, memory=memory_of_step(plan, job, cluster, place), checked=ready.checked,
             vocab=plan.model.vocab, job=job, origins=plan.chosen,
         )  # fmt: skip
-    with reading_job(file):
-        asked = Job.read(file, overrides).named(file.stem)
-    vocab, folder = load_tokenizer(asked.data.tokenizer).vocab, asked.run.path
-    asked.check_trains(asked.model_spec(vocab))
-    job, chosen = close_job(asked, vocab, lab_without_spares(asked, place))
-    cluster = other_cluster(job)
+    asked, vocab, job, chosen = _closed(file, overrides, place)
+    folder, cluster = job.run.path, other_cluster(job)
     if place.is_local and cluster is None:
         check_device(job.run.device, job.world_size)
     check_size(job, vocab, None)
@@ -147,6 +135,31 @@ def dry_run(file: Path | str, overrides: Sequence[str], place: LaunchTarget) -> 
         file=file, folder=folder, memory=memory_of_step(step, job, cluster, place), checked=checked, vocab=vocab,
         job=job, choice_note=chosen, origins=setting_origins(asked),
     )  # fmt: skip
+
+
+def _closed(file: Path, overrides: Sequence[str], place: LaunchTarget) -> tuple[Job, int, Job, str]:
+    """Return a file's job as the user wrote it, the vocabulary of its tokenizer, the job with all
+    keys that it leaves open, and a sentence on the planner's choices."""
+    from plait.api.choices import close_job, reading_job
+    from plait.api.job_check import lab_without_spares
+    from plait.core.job.spec import Job
+    from plait.train.data.tokenizer import load_tokenizer
+
+    with reading_job(file):
+        asked = Job.read(file, overrides).named(file.stem)
+    _check_place(asked, place)
+    vocab = load_tokenizer(asked.data.tokenizer).vocab
+    asked.check_trains(asked.model_spec(vocab))
+    return asked, vocab, *close_job(asked, vocab, lab_without_spares(asked, place))
+
+
+def _check_place(job: Job, place: LaunchTarget) -> None:
+    """Raise JobError, before planning, for settings without which a cluster starts nothing."""
+    from plait.api.places.kubernetes import KubernetesTarget
+    from plait.formats.kubernetes.manifests import check_image
+
+    if isinstance(place, KubernetesTarget):
+        check_image(job.kubernetes)
 
 
 def _written(file: Path, overrides: Sequence[str], place: LaunchTarget, *, dry: bool = False) -> PreparedRun:
@@ -169,6 +182,7 @@ def _written(file: Path, overrides: Sequence[str], place: LaunchTarget, *, dry: 
         raise JobError(problem, file=str(file), key="job", fix="Name a plan that plait plan or plait train wrote")
     plan.job.check_trains(plan.model)
     job = plan.job.changed(overrides)
+    _check_place(job, place)
     folder = job.run.path
     plan = replace(plan, job=job, hosts=_hosts(plan, place))
     plan = refine(plan, Measurements()) if plan.choices.any else plan

@@ -42,6 +42,11 @@ def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
     assert first == second and [one["ranks"] for one in first["stragglers"]] == [[2]]
 
 
+def test_who_waits_is_not_asked_of_traces(tmp_path: Path) -> None:
+    done = diagnosed(tmp_path, [kineto(0)], "--hang", named="rank-{}.json")
+    assert done.returncode == 2 and f"plait: {tmp_path / 'files'} has no rings" in done.stderr
+
+
 def test_times_that_are_no_numbers_are_said(tmp_path: Path) -> None:
     done = diagnosed(tmp_path, [in_quotes(kineto(0), times=False)], named="rank-{}.json")
     assert done.returncode == 2 and "neither kernels" not in done.stderr

@@ -4,6 +4,7 @@ node states."""
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ LARGEST_TEXT, LONGEST_LINE, MOST_LINES = 32 << 20, 1 << 20, 500_000
 NO_WRITER, SILENCE = 5.0, 60.0
 """The longest time in seconds that a pipe may have no writer, and that its writer may write
 nothing."""
+_JSON = re.compile(r"\s*(?:\{|\[(?!\[?[ \t]*[A-Za-z_]))")
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
@@ -105,11 +107,6 @@ class Source:
         return self
 
     @cached_property
-    def start(self) -> str:
-        """The text's first character that is no white space."""
-        return self.text[:4096].lstrip()[:1]
-
-    @cached_property
     def json(self) -> Any:
         """The text's JSON value. Raises JobError naming the line of a syntax error."""
         try:
@@ -119,10 +116,10 @@ class Source:
             what = f"{error.msg} (character {error.colno})" if isinstance(error, JSONDecodeError) else error
             raise JobError(f"not valid JSON: {what}", key=line) from None
 
-    @property
+    @cached_property
     def is_json(self) -> bool:
-        """True if the text begins like a JSON object or list."""
-        return self.start in ("{", "[")
+        """True if the text begins like a JSON object or list, and not like a table of TOML."""
+        return bool(_JSON.match(self.text))
 
 
 def _from_pipe(path: str) -> bytes:

@@ -113,12 +113,17 @@ class PodRun:
         return found
 
 
-def with_node_count(settings: KubernetesSection, world_size: int, table: RankTable | None) -> KubernetesSection:
-    """Return the settings with the number of nodes filled in. Raises JobError for contradictory
-    settings."""
+def check_image(settings: KubernetesSection) -> None:
+    """Raise JobError for settings without a container image."""
     if not settings.image:
         fix = 'Name one with Plait in it, such as kubernetes.image="registry/plait:1.0"'
         raise JobError("is missing", key="kubernetes.image", fix=fix)
+
+
+def with_node_count(settings: KubernetesSection, world_size: int, table: RankTable | None) -> KubernetesSection:
+    """Return the settings with the number of nodes filled in. Raises JobError for contradictory
+    settings."""
+    check_image(settings)
     if table:
         table.check_job(world_size, settings.nodes, "kubernetes")
     if table and settings.kueue_topology:

@@ -107,6 +107,8 @@ def packages() -> ProbeResult:
     for name, extra in requirements():
         if name != "plait" and extra not in SELDOM:
             extras[name] = min(extras.get(name, extra), extra, key=len)
+    if not extras:
+        return ProbeResult("unknown: Plait is not installed", "look", "Install it, as with pip install FOLDER")
     absent, found = dict[str, list[str]](), dict[str, str]()
     for name in (*sorted(extras), *OPTIONAL_PACKAGES):
         try:
@@ -211,7 +213,7 @@ def gpus(report: Mapping[str, Any], driver: Mapping[str, Any]) -> ProbeResult:
 
 
 def nccl(report: Mapping[str, Any]) -> ProbeResult:
-    """Report NCCL, the backend of GPU ranks."""
+    """Report NCCL, the backend of GPU ranks. report: the result of ``query_torch``."""
     if report.get("nccl"):
         return ProbeResult(report["nccl"], values={"nccl": report["nccl"]})
     if not report.get("devices"):

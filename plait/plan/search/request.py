@@ -88,7 +88,8 @@ def ranks_of(job: Job, cluster: Cluster) -> int:
     there, section = cluster.nodes * cluster.ranks_per_node, job.cluster
     ranks = section.ranks or (there if job.leaves_ranks_open else job.world_size)
     if not ranks:
-        raise JobError("is missing", key="cluster.ranks", fix=f"Set the number of ranks to use on {cluster.name}")
+        fix = f"Set at least 1: the number of ranks to use on {cluster.name}"
+        raise JobError("is 0 or missing, and the strategy leaves it open", key="cluster.ranks", fix=fix)
     check_number(ranks, "cluster.ranks", whole=True)
     described = section.file is not None or section.preset != "here"
     if described and there and ranks > there:

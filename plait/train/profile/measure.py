@@ -292,7 +292,7 @@ def measure_spreads(
     nodes = rank.world_size // rank.local_world_size
     if nodes_per_minipod < 1 or nodes % nodes_per_minipod or nodes == nodes_per_minipod:
         raise JobError(
-            f"{nodes} nodes are not several minipods of {nodes_per_minipod}", key="--nodes-per-minipod",
+            f"{nodes} nodes are not several minipods of {nodes_per_minipod}", key="nodes_per_minipod",
             fix="Use a divisor of the nodes, smaller than they are",
         )  # fmt: skip
     clock = Clock(device, deadline)

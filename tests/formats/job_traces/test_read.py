@@ -244,7 +244,7 @@ PAI_ROW = "8ca5,worker,1.0,Terminated,1000023.6,1001069.1,600.0,29.2,200.0,MISC"
         (lzma.compress(HEAD.encode() * 2000)[:60], "no readable table"),
         (b"PK\x03\x04rest", "no readable table|no column"),
         ("submit,gpus,gpus,duration\n0,1,2,60\n", "two columns are called 'gpus'"),
-        ("a,b\n1,2\n", r"no column is known to hold submit, gpus, duration \(or end\); its columns are a, b"),
+        ("a;b\n1;2\n", r"known to hold submit, gpus, duration \(or end\); its columns, which commas separate, are a;b"),
     ],
     ids=range(16),
 )  # fmt: skip

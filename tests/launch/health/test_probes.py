@@ -143,6 +143,8 @@ def test_what_is_asked_of_nobody(found: ProbeResult, state: str, says: str) -> N
 
 def test_what_needs_no_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert packages().state in ("fine", "look") and "pydantic" in packages().values
+    monkeypatch.setattr(doctor, "requirements", list)
+    assert packages().summary == "unknown: Plait is not installed"
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)

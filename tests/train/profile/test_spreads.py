@@ -46,7 +46,7 @@ def test_both_spreads_of_pairs_are_there() -> None:
 def test_what_is_no_whole_number_of_several_minipods_is_refused(world: int, per_node: int, nodes: int) -> None:
     rank = RankEnv(world_size=world, local_world_size=per_node)
     with pytest.raises(
-        JobError, match=rf"--nodes-per-minipod: {world // per_node} nodes are not several minipods of {nodes}"
+        JobError, match=rf"nodes_per_minipod: {world // per_node} nodes are not several minipods of {nodes}"
     ):
         measure_spreads(nodes, rank, DEVICE, deadline=0.0, cores=1, say=print)
 
