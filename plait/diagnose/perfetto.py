@@ -27,7 +27,8 @@ SEQUENCE = 1
 
 
 class Track(NamedTuple):
-    """A row of the trace. number: above 1 for a further row of a lane with overlapping spans."""
+    """A row of the trace. lane: computation and waits, or an axis' communication. number: 1, or
+    more for a further row of a lane with overlapping spans."""
 
     rank: int
     lane: str
@@ -65,7 +66,8 @@ class SpanFacts(NamedTuple):
 
 
 def write_json(spans: pl.DataFrame, path: Path, grid: pl.DataFrame | None = None) -> int:
-    """Write the older JSON format; arguments and result as in ``write_perfetto``."""
+    """Write spans in the older JSON format of traces, and return their number. grid: coordinates of
+    ranks, for the process names. The file appears completely or not at all."""
     laid = _laid(spans)
     tracks = _tracks(laid)
     number = {track: at for at, track in enumerate(sorted(tracks))}
@@ -151,7 +153,7 @@ def _packets(laid: pl.DataFrame, grid: pl.DataFrame | None) -> Iterator[TracePac
 
 def _laid(spans: pl.DataFrame) -> pl.DataFrame:
     """Return spans in order of time, with ``began`` and ``ended`` in ns since the first begin, and
-    ``label``."""
+    ``label``, the displayed text."""
     origin = spans["start"].min() or 0.0
     ns = [
         ((pl.col(name) - origin) * 1e9).round().cast(pl.Int64).alias(told)
@@ -203,8 +205,8 @@ def _in_order(tracks: Mapping[Track, Sequence[Event]]) -> list[Event]:
 
 
 def _arrows(laid: pl.DataFrame) -> list[tuple[int, int]]:
-    """Return the rows of waits and of the spans that they waited for. Pairs whose span begins after
-    the wait ended, by differing clocks, are left out."""
+    """Return (row of a wait, row of the span that it waited for) pairs. Pairs whose span begins
+    after the wait ended, by differing clocks, are left out."""
     began, ended = laid["began"].to_list(), laid["ended"].to_list()
     return [(wait, on) for wait, on in awaited(laid).iter_rows() if began[on] <= ended[wait]]
 

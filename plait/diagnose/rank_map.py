@@ -117,7 +117,7 @@ def _state(one: Evidence) -> State:
 
 
 def _calling(one: Evidence) -> str:
-    """Return the oldest call that the rank has begun and not ended; empty if there is none."""
+    """Return the rank's oldest open call, begun and not ended, as text; empty if there is none."""
     return next((str(call) for call in one.calls if not call.over), "")
 
 
@@ -164,11 +164,11 @@ AXES = ("pp", "dp", "cp", "tp")
 KINDS = (*OWN, "optimizer", "checkpoint", "evaluation", "wait", "idle", "comm", "transfer")
 """Kinds in the order of columns: the rank's own work, then waits, then concurrent communication."""
 ALL_OWN = "own work"
-"""Name of the segment that comprises all kinds in ``OWN``."""
+"""Name of the column that comprises all kinds of a rank's own work (``OWN``)."""
 
 
 class HeatColumn(NamedTuple):
-    """A column of the heat map: kind of op, site and direction."""
+    """A column of the heat map: kind of op, site (sublayer or end of the model) and direction."""
 
     kind: str
     site: str
@@ -187,8 +187,8 @@ class HeatColumn(NamedTuple):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Heat:
     """A heat map. ranks: of the rows, in the requested order. columns: segments, or steps. seconds,
-    excess: (rows, columns), seconds. seconds: NaN if a rank lacks the column. excess: seconds
-    beyond the peers'; NaN without peers."""
+    excess: arrays (rows, columns). seconds: NaN if a rank lacks the column. excess: seconds beyond
+    the peers' median; NaN without peers."""
 
     ranks: Ints
     columns: tuple[HeatColumn, ...] | tuple[int, ...]
@@ -225,8 +225,9 @@ def ranks_in(grid: pl.DataFrame, order: Sequence[str]) -> Ints:
 def by_segment(
     rollup: pl.DataFrame, statistic: Statistic = "mean", steps: tuple[int, int] | None = None
 ) -> pl.DataFrame:
-    """Return (rank, kind, site, direction, seconds): a statistic over steps, first and last
-    included, counted from 0. The table's size does not depend on the number of steps."""
+    """Return the table (rank, kind, site, direction, seconds): a statistic over the steps from
+    ``steps[0]`` to ``steps[1]``, both included, counted from 0; None: all. The table's size does
+    not depend on the number of steps."""
     rows = rollup if steps is None else rollup.filter(pl.col("step").is_between(*steps))
     return rows.group_by("rank", "kind", "site", "direction").agg(seconds=STATISTICS[statistic])
 

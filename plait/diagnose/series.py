@@ -28,20 +28,20 @@ SERIES = {
     "hidden": "communication hidden",
     "norm": "norm of the gradients",
 }
-"""Series from metrics.jsonl, with their titles."""
+"""Titles of the quantities of metrics.jsonl that are shown over steps, by key."""
 
 
 NEVER = "never trained"
 """Text in place of the last step of an attempt that did none."""
 GROUPS = 5
-"""Groups of steps in the trend of hidden communication."""
+"""Number of groups of steps in the trend of hidden communication."""
 SLOWEST = 3
-"""Most slow steps that are listed."""
+"""The largest number of slow steps that are listed."""
 KINDS = ("compute", "wait", "comm", "idle", "transfer", "data", "optimizer", "checkpoint", "evaluation")
 
 
 class StepSeries(NamedTuple):
-    """A quantity over steps, counted from 1."""
+    """A quantity over steps. steps: counted from 1. values: one for each step."""
 
     name: str
     steps: tuple[int, ...]
@@ -61,7 +61,8 @@ class AttemptRow(NamedTuple):
 
 
 def series_of(metrics: Iterable[Mapping[str, Any]], names: Sequence[str] = tuple(SERIES)) -> list[StepSeries]:
-    """Return the available series in ``names``. Values that are no finite numbers are left out."""
+    """Return the quantities ``names`` over steps, without those that no line has. Values that are
+    no finite numbers are left out."""
     rows = [line for line in metrics if _number(line.get("step")) is not None]
     found: list[StepSeries] = []
     for name in names:
@@ -76,7 +77,7 @@ def _read(line: Mapping[str, Any], name: str) -> Any:
 
 
 def memory_of(metrics: Sequence[Mapping[str, Any]]) -> list[StepSeries]:
-    """Return the bytes of tensors over steps, for every rank in the metrics."""
+    """Return the bytes of a rank's tensors over steps, one series for every rank in the metrics."""
     told = [(line.get("step"), line.get(TENSORS)) for line in metrics]
     rows = [{"step": step} | {f"tensors, {rank}": size for rank, size in (of if isinstance(of, dict) else {}).items()}
             for step, of in told]  # fmt: skip
@@ -131,8 +132,8 @@ class OpSeconds(NamedTuple):
 
 
 class StepGroup(NamedTuple):
-    """Consecutive steps. hidden: of the steps in the group whose spans are kept, all or a
-    sample."""
+    """Consecutive steps, from ``first`` to ``last``. hidden: total and exposed communication in
+    seconds, of the steps in the group whose spans are kept, all or a sample."""
 
     first: int
     last: int
@@ -140,7 +141,8 @@ class StepGroup(NamedTuple):
 
 
 class SlowStep(NamedTuple):
-    """A slow step. seconds: of the slowest rank. times: multiple of the median step."""
+    """A slow step. seconds: its length on the slowest rank. times: its length as a multiple of the
+    median step's."""
 
     step: int
     seconds: float
@@ -174,7 +176,7 @@ class TimelineSummary:
 
 
 def summarise(recording: Recording) -> TimelineSummary:
-    """Return the summary of a recording's timeline, over the same steps as the other diagnoses."""
+    """Return the summary of a recording's timeline, over the last steps without the run's first."""
     last = steady_steps(recording) if recording.spans.height else []
     every = [step for step in recording.steps if step > 0] or recording.steps
     drawn = pl.col("step").is_in([*recording.sampled])
@@ -207,8 +209,8 @@ def _has_work(spans: pl.DataFrame) -> bool:
 
 
 def _of_all(rollup: pl.DataFrame) -> Exposure | None:
-    """Return the exposure of the mean rank in the mean step; None if a roll-up with communication
-    lacks it."""
+    """Return total and exposed seconds of communication of the mean rank's mean step over all
+    steps; None if a roll-up with communication lacks them."""
     communicates = rollup.filter(pl.col("kind").is_in(["comm", "wait"])).select(RANK_STEP).unique()
     told = rollup.filter(kind=COMMUNICATION)
     if told.is_empty() or communicates.join(told, on=RANK_STEP, how="anti").height:
@@ -231,7 +233,8 @@ def _whats(spans: pl.DataFrame, rollup: pl.DataFrame, lanes: int) -> tuple[OpSec
 
 
 def _trend(lanes: pl.DataFrame) -> tuple[StepGroup, ...]:
-    """Return the exposure of ``GROUPS`` groups with equally many steps."""
+    """Return total and exposed communication of ``GROUPS`` groups with equally many steps. lanes:
+    these seconds for each (rank, step)."""
     steps = lanes.group_by("step").agg(pl.col(*Exposure._fields).sum()).sort("step")
     size = max(1, -(-steps.height // GROUPS))
     groups = [steps.slice(at, size) for at in range(0, steps.height, size)]

@@ -77,12 +77,11 @@ def make_namespaces(hosts: int) -> tuple[bool, list[int]]:
 
 
 def kill_all_inside(namespaces: set[int]) -> None:
-    """SIGKILL every process in our network namespaces until none is left; a process group or
-    session of its own protects no process.
+    """SIGKILL every process in ``namespaces`` (their inode numbers) until none is left; a process
+    group or session of its own protects no process.
 
     The sweep repeats until no process was found for ``QUIET`` seconds, at most ``SWEEP_PATIENCE``:
-    a rank that was being started when the lab died may not have entered its namespace yet.
-    """
+    a rank that was being started when the lab died may not have entered its namespace yet."""
     now = time.monotonic()
     deadline, quiet_until = now + SWEEP_PATIENCE, now + QUIET
     while now < min(deadline, quiet_until):
@@ -113,8 +112,8 @@ def kill_inside(pid: int, namespaces: set[int]) -> bool:
 
 
 def wait_for_the_end(lab: int) -> None:
-    """Wait until the lab closes our standard input or dies. The pipe alone is not enough: a child
-    forked by the lab may hold it open."""
+    """Wait until the lab closes our standard input or dies. lab: its process. The pipe alone is not
+    enough: a child forked by the lab may hold it open."""
     ends = select.poll()
     ends.register(0, select.POLLIN | select.POLLHUP)
     try:
@@ -152,8 +151,8 @@ IFLA_GSO_IPV4_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE = 63, 64
 
 
 def reach(own: int, port: int, addresses: list[str]) -> None:
-    """Listen, wait for a line on standard input, connect to every address, print the numbers of the
-    reachable hosts as JSON."""
+    """Listen on ``port``, wait for a line on standard input, connect to every address, and print
+    the numbers of the reachable hosts as JSON. own: this host's number."""
     found: list[int] = []
 
     def connect(number: int, address: str) -> None:
@@ -176,8 +175,8 @@ def reach(own: int, port: int, addresses: list[str]) -> None:
 
 
 def segment(size: int, devices: list[str]) -> None:
-    """Let the devices send and merge segments of up to ``size`` bytes, one device after the other;
-    exit with a message if the kernel refuses."""
+    """Let the devices send and merge TCP segments of up to ``size`` bytes, one device after the
+    other; exit with a message if the kernel refuses."""
     kinds = (IFLA_GSO_IPV4_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE)
     attributes = b"".join(struct.pack("=HHI", 8, kind, size) for kind in kinds)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:

@@ -20,16 +20,17 @@ from plait.lab.registry import LabEntry, register, unregister
 from plait.lab.spec import LabSpec
 
 PROBE_PORT = "29499"
-"""The port of the network's probes, below the port of the ranks' rendezvous."""
+"""The port on which hosts test whether they reach each other, below the port of the ranks'
+rendezvous."""
 SWEPT = 2.0
-"""Seconds to wait for the keeper to kill the processes on the hosts; a process that survives longer
-is not waited for."""
+"""Seconds to wait for the keeper (``inside.py``) to kill the processes on the hosts; a process that
+survives longer is not waited for."""
 
 
 class Lab:
-    """Hosts behind rate-limited links, up inside the ``with`` block; every process on the hosts
-    ends with the block. nodes: the host of every node of the job, as in a rank table; all hosts in
-    their order by default.
+    """An emulated cluster: hosts behind rate-limited links, up inside the ``with`` block; every
+    process on the hosts ends with the block. nodes: the host of every node of the job, as in a rank
+    table; all hosts in their order by default.
 
     >>> with Lab(LabSpec.parse("2x1@1gbit")) as lab:  # doctest: +SKIP
     ...     lab.popen(1, ["hostname", "-I"]).wait()
@@ -138,8 +139,8 @@ class Lab:
         return process
 
     def reached(self) -> list[set[int]]:
-        """Return, for each host, the hosts that it reaches over the network now, itself included.
-        Raises LaunchError."""
+        """Return, for each host, the numbers of the hosts that it reaches over the network now,
+        itself included. Raises LaunchError if the hosts cannot be tested."""
         addresses = [address(host) for host in range(self.spec.hosts)]
         probes = [
             subprocess.Popen(
@@ -165,15 +166,17 @@ class Lab:
                 probe.communicate()
 
     def cut(self, host: int) -> None:
-        """Pull a host's cable."""
+        """Cut a host's links: no packet passes until ``heal``. Raises JobError for an unknown
+        host."""
         self.network.cut(host)
 
     def heal(self, host: int) -> None:
-        """Plug a host's cable in again."""
+        """Restore a host's links after ``cut``. Raises JobError for an unknown host."""
         self.network.heal(host)
 
     def slow(self, host: int, rate: str) -> None:
-        """Change the rate of a host's link, in both directions."""
+        """Set the rate of a host's links in both directions, such as ``100mbit``. Raises JobError
+        for an unknown host or an invalid rate."""
         self.network.slow(host, rate)
 
 

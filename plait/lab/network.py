@@ -78,7 +78,7 @@ def _rail(nic: int) -> str:
 @dataclass(frozen=True)
 class HostState:
     """The present state of a host's links. address: the IP address of its first link. nic: the
-    links' rate."""
+    links' rate, such as ``1gbit``. cut: True if no packet passes."""
 
     host: int
     address: str
@@ -88,7 +88,8 @@ class HostState:
 
 @dataclass(frozen=True)
 class PodState:
-    """The present state of a minipod's link to the core. core: the link's rate."""
+    """The present state of a minipod's link to the core. core: its rate, such as ``1gbit``. cut:
+    True if no packet passes."""
 
     pod: int
     core: str
@@ -97,7 +98,8 @@ class PodState:
 
 @dataclass(frozen=True)
 class LabNetwork:
-    """A lab's network, accessed through the keeper process that holds it; works from any process of
+    """A lab's network. keeper: the process that holds its namespaces. fds: the keeper's descriptors
+    of the hosts' namespaces. userns: True if a user namespace was needed. Works from any process of
     the same user."""
 
     keeper: int
@@ -173,8 +175,8 @@ class LabNetwork:
         self._batch(None, "ip", [f"link set {port}{_rail(nic)} {state}" for nic in range(self.spec.nics)])
 
     def _port(self, number: int, pod: bool) -> str:
-        """Return the switch's port of a host or a minipod. Raises JobError if the lab has none of
-        that number."""
+        """Return the name of the switch's port of a host or, with ``pod``, of a minipod. Raises
+        JobError if the lab has none of that number."""
         if pod and self.spec.pods == 1:
             raise JobError("this lab has one minipod, and no core", fix="Start one with several: --pods 2")
         if pod and not 0 <= number < self.spec.pods:
@@ -202,11 +204,12 @@ class LabNetwork:
         return [PodState(pod, rate, cut) for pod, (rate, cut) in enumerate(found)]
 
     def rate(self, number: int, *, pod: bool = False) -> str:
-        """Return the present rate of a host's links, or of a minipod's link to the core."""
+        """Return the present rate of a host's links, or of a minipod's link to the core, as text
+        such as ``1gbit``."""
         return self._links([self._port(number, pod)])[0][0]
 
     def _links(self, ports: Sequence[str]) -> list[tuple[str, bool]]:
-        """Return each port's rate, and True if it is cut."""
+        """Return (rate such as ``1gbit``, True if it is cut) of each of the switch's ports."""
         links = json.loads(self._call(self.enter(None, [tool("ip"), "-json", "link", "show"]), ""))
         cut = {link["ifname"] for link in links if "UP" not in link["flags"]}
         # Many versions of tc have no JSON form for classes.

@@ -31,8 +31,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class LabEntry:
-    """A running lab as other processes see it. starter: the process that started it (usually a
-    shell): its pid and start time, in clock ticks since boot."""
+    """A running lab as other processes see it. pid, started: its process and that process's start
+    time, in clock ticks since boot. starter: the same for the process that started it (usually a
+    shell). keeper_started: start time of the network's keeper. command: what its ranks run."""
 
     name: str
     pid: int

@@ -28,8 +28,8 @@ _LONGEST_LINE = 1 << 20  # bytes; a longer line is forwarded in pieces
 
 
 class RankOutput:
-    """An output stream of a rank, read from a pipe without blocking and written to ``sink``;
-    without a sink, its last lines are kept."""
+    """An output stream of a rank, read from a pipe without blocking and written line by line to
+    ``sink``; None: the last lines are kept."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO | None, prefix: str) -> None:
         os.set_blocking(source.fileno(), False)
@@ -213,7 +213,7 @@ class LabSupervisor:
         self._stop()
 
     def _show_hidden_errors(self, rank: int) -> None:
-        """Print the last stderr lines of a failed rank whose output is not shown."""
+        """Print the last lines of stderr of a failed rank whose output is not shown."""
         stream = self.errors[rank]
         stream.drain()
         sys.stderr.buffer.writelines(f"[{rank}] ".encode() + line for line in stream.tail)

@@ -34,7 +34,7 @@ from plait.diagnose.verdicts.outliers import SIGMA
 
 Why = Literal["order", "collective", "member", "transfer", "wait"]
 MANY = 64
-"""Most members of a group that are listed."""
+"""The largest number of a collective's members that are listed."""
 ROUNDED = 1e-6
 """Seconds by which neighbouring spans may seem to overlap."""
 WAITS = ("wait", "idle")
@@ -42,9 +42,9 @@ WAITS = ("wait", "idle")
 SETTLE = "settle"
 _HERE = ("step", "rank", "axis")
 LEAST = 8
-"""Fewest common collectives for comparing two clocks."""
+"""Least number of common collectives from which two hosts' clocks are compared."""
 MOST = 200_000
-"""Most rows that are examined, the last ones."""
+"""The largest number of spans that are examined, the last ones."""
 
 
 class Dependency(NamedTuple):
@@ -66,7 +66,8 @@ class Dependency(NamedTuple):
 
 
 class SpanDependencies(NamedTuple):
-    """A span with its columns and dependencies, the nearest in time first."""
+    """A span with its columns and dependencies. needs: spans that it depends on. needed_by: spans
+    that depend on it. Both have the nearest in time first."""
 
     span: dict[str, Any]
     needs: tuple[Dependency, ...]
@@ -83,12 +84,11 @@ class SpanDependencies(NamedTuple):
 
 
 def dependencies_of(spans: pl.DataFrame, key: SpanKey, *, clocks_agree: bool = True) -> SpanDependencies | None:
-    """Return a span's dependencies; None if there is no such span. spans: of a recording, any
-    number of steps.
+    """Return a span's dependencies; None if there is no span with that key. spans: of a recording,
+    with axis and meeting, of any number of steps.
 
     clocks_agree: True if starts on different ranks can be compared; otherwise durations decide
-    which member came last.
-    """
+    which member came last."""
     step = spans.filter(step=key.step)
     found = step.filter(is_span(key))
     if found.is_empty():
@@ -126,8 +126,8 @@ def _key(row: dict[str, Any]) -> SpanKey:
 
 
 def _in_order(mine: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Dependency], list[Dependency]]:
-    """Return the dependencies on the same rank: the processor's spans before and after, and the
-    communication that the span launched."""
+    """Return (what the span needs, what needs it) on the same rank: the processor's spans before
+    and after, and the communication that the span launched."""
     before = mine.filter(
         pl.col("lane") == "processor", pl.col("end") <= one["start"] + ROUNDED, pl.col("start") < one["start"]
     ).sort("end")
@@ -145,7 +145,7 @@ def _in_order(mine: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Dependency]
 
 
 def _awaited(step: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Dependency], list[Dependency]]:
-    """Return what the span waited for, and the waits that waited for the span."""
+    """Return (the communication that the span waited for, the waits that waited for the span)."""
     if one["kind"] in ("idle", "transfer"):
         near = step.filter(pl.col("meeting") == pl.lit(one["meeting"], pl.UInt64))
     else:
@@ -173,8 +173,9 @@ def _members(step: pl.DataFrame, one: dict[str, Any], clocks_agree: bool) -> lis
 
 
 def awaited(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return pairs of row numbers of ``spans``: ``wait``, in order, and ``on``, the row that the
-    wait waited for. A wait is in at most one pair. spans: of a recording, with axis and meeting."""
+    """Return the table (wait, on) of pairs of row numbers of ``spans``: a wait, in order, and the
+    communication that it waited for. A wait is in at most one pair. spans: of a recording, with
+    axis and meeting."""
     rows = spans.select(
         *_HERE, "kind", "name", "seq", "start", "end", "meeting", row=pl.int_range(pl.len(), dtype=pl.UInt32)
     )
@@ -187,8 +188,9 @@ def awaited(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _unit(known: Mapping[str, str]) -> pl.Expr:
-    """Return an expression that is equal for sharding's waits and the collectives that they wait
-    for; null for all other spans. known: the wait of each verb."""
+    """Return an expression with equal values for a wait of sharding and the collectives that it
+    waits for; null for all other spans. known: the kind of wait for each verb, such as ``gather``.
+    """
     verb, of = (pl.col("name").str.extract(r"^(\S+) (.*)$", n) for n in (1, 2))
     wait = verb.replace_strict(known, default=None, return_dtype=pl.String)
     return pl.when(wait == SETTLE).then(wait).otherwise(pl.format("{} {}", wait, of))
@@ -208,9 +210,9 @@ def _same_name(waits: pl.DataFrame, comm: pl.DataFrame) -> pl.DataFrame:
 
 
 def _units(waits: pl.DataFrame, comm: pl.DataFrame) -> pl.DataFrame:
-    """Pair waits with collectives by time, since a unit may be needed again without another gather.
-    A collective's middle decides, because the next one may begin at the moment in which the wait
-    ends."""
+    """Return pairs of waits of sharding and their collectives, by time, since a group of matrices
+    may be needed again without another gather. A collective's middle decides, because the next one
+    may begin at the moment in which the wait ends."""
     keys = [*_HERE, "unit"]
     middle = (pl.col("start") + pl.col("end")) / 2
     began = comm.filter(pl.col("unit").is_not_null()).select(*keys, middle.alias("end"), on="row").sort("end")
@@ -234,8 +236,8 @@ class Alignment(NamedTuple):
 
 
 def aligned(recording: Recording) -> Alignment:
-    """Return the offsets that align every host's clock with that of the lowest rank's host. With
-    one clock there are none."""
+    """Return the offsets in seconds that align every host's clock with that of the lowest rank's
+    host; none with one clock."""
     if recording.clocks_agree:
         return Alignment({}, 0.0)
     hosts = dict(recording.grid.drop_nulls("host").sort("rank").select("rank", "host").iter_rows())

@@ -56,8 +56,9 @@ FIRST = 1000
 
 @dataclass(kw_only=True)
 class Imported:
-    """Result of an import. ranks, spans: their numbers. notes: on the whole import, for people.
-    verdict: why ranks wait, according to dumps; None without dumps."""
+    """Result of an import. ranks, spans: number of ranks and spans written. over: counts of skipped
+    content. notes: sentences on the whole import. verdict: why ranks wait, according to
+    flight-recorder dumps; None without dumps."""
 
     ranks: int = 0
     spans: int = 0
@@ -105,8 +106,8 @@ def import_traces(files: Sequence[Path], out: Path, warn: Callable[[str], None] 
 
 
 def recordings_in(paths: Iterable[Path]) -> list[Path]:
-    """Return the files in ``paths``, and those files of folders that begin like a recording,
-    whatever their names."""
+    """Return the recordings in ``paths``: files that are named, and in folders those whose content
+    begins like a recording, whatever their names."""
     found: list[Path] = []
     for path in paths:
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -123,7 +124,8 @@ def _begins(path: Path) -> bool:
 
 
 def _all(files: Sequence[Path], warn: Callable[[str], None]) -> tuple[list[ImportedFile], dict[Path, UnreadFile]]:
-    """Return the readable files, and the unreadable ones with the rank in each name."""
+    """Return (the readable files, the unreadable ones by path with reason and the rank in the
+    name)."""
     found: list[ImportedFile] = []
     unread: dict[Path, UnreadFile] = {}
     low = max(LOW, 8 * len(files))
@@ -137,8 +139,8 @@ def _all(files: Sequence[Path], warn: Callable[[str], None]) -> tuple[list[Impor
 
 
 def _read(path: Path, low: int) -> ImportedFile:
-    """Read a file. Raises DataError for any unusable content, so that other files can still be
-    read."""
+    """Return the content of a recording. low: first number that counts as a rank in a name. Raises
+    DataError for any unusable content, so that other files can still be read."""
     over = IgnoredInput()
     trace, dump = TraceEvents(over), Dump(over)
     try:
@@ -202,7 +204,7 @@ def _rank_of(dump: Dump, named: int | None) -> int:
 
 
 def _sound(part: ForeignSpans) -> ForeignSpans:
-    """Return the part unchanged. Raises DataError for impossible times."""
+    """Return the spans unchanged. Raises DataError if they have impossible times."""
     longest = float(part.spans["end"].max() or 0.0)  # type: ignore[arg-type]
     if not (longest >= 0 and -LATEST * NS <= part.since <= (LATEST - longest) * NS):
         raise DataError(f"it has times more than {LATEST:.0f} seconds from 1970")
@@ -245,8 +247,8 @@ def _by_rank(read: Sequence[ImportedFile], found: Imported, warn: Callable[[str]
 
 
 def _one_window(read: Sequence[ImportedFile], warn: Callable[[str], None]) -> Iterator[ImportedFile]:
-    """Yield, of the files that TensorBoard's handler wrote in sequence for one process, the first;
-    and all other files."""
+    """Yield the files, but only the first of several that TensorBoard's handler wrote in sequence
+    for one process; ``warn`` receives a message for each of the others."""
     first: dict[str, ImportedFile] = {}
     for one in read:
         other = first.setdefault(process_in(one.path.name) or str(one.path), one)
@@ -260,7 +262,7 @@ def _one_window(read: Sequence[ImportedFile], warn: Callable[[str], None]) -> It
 
 
 def _write(read: Mapping[int, ImportedFile], out: Path, found: Imported) -> None:
-    """Write one file per rank, like a run's, and the remarks."""
+    """Write the spans into a run's folder, one file per rank, and the remarks. Raises OSError."""
     other_clock = without_base_time(read)
     told = {rank: one.part.since for rank, one in read.items() if one.part.spans.height and rank not in other_clock}
     origin = min(told.values(), default=0) - FIRST
@@ -286,8 +288,8 @@ def _write(read: Mapping[int, ImportedFile], out: Path, found: Imported) -> None
 
 
 def _finished(part: ForeignSpans, rank: int, origin: int) -> tuple[pl.DataFrame, int]:
-    """Return spans with the remaining columns of a timeline and with times from ``origin``, and the
-    number of duplicate spans. Missing occurrence numbers are counted in each group, in order of
+    """Return (spans with the remaining columns of a timeline and times in ns from ``origin``,
+    number of duplicate spans). Missing occurrence numbers are counted in each group, in order of
     start."""
     keys = ["step", "kind", "name", "group"]
     backward = pl.col("name").str.to_lowercase().str.contains(BACKWARD)

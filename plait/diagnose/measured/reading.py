@@ -61,7 +61,7 @@ from plait.diagnose.measured.tables import Glance, read_tables, read_totals, rol
 
 METRICS = "metrics.jsonl"
 SOON = 60.0
-"""Longest delay in seconds after which a launcher records that its ranks have done a step."""
+"""Seconds: a launcher records that its ranks have done a step at most so much later."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -119,7 +119,8 @@ def read_run(folder: Path, *, spans: bool = True) -> RecordedRun:
 
 
 def _nothing(folder: Path, plan: Plan | None, notes: Sequence[str]) -> str:
-    """Return why there is no timeline, as far as it is known."""
+    """Return the message for a folder without a readable timeline, with the reason as far as it is
+    known."""
     if notes or plan is None or plan.settings is None:
         return f"{folder} holds no timeline that can be read{f' ({notes[0]})' if notes else ''}"
     if plan.settings.run.timeline_steps == 0:
@@ -128,8 +129,8 @@ def _nothing(folder: Path, plan: Plan | None, notes: Sequence[str]) -> str:
 
 
 def glance(folder: Path) -> tuple[Glance, pl.DataFrame] | None:
-    """Return a run's totals and the grid of its ranks, fast for any number of steps. Returns None
-    for runs without totals, written by earlier versions."""
+    """Return (a run's totals by rank and kind of op, coordinates and host of every rank), fast for
+    any number of steps. Returns None for runs without totals, written by earlier versions."""
     notes = Notes()
     plan = _plan(folder / "plan.json", notes)
     found = read_totals(folder / "timeline", plan.key if plan else None)
@@ -252,9 +253,9 @@ def recorded(
 
 
 def _together(own: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
-    """Return, for a rank's step with spans, the spans' roll-up, which also knows axes; otherwise
-    the recorded roll-up. The rows of step length and processor time always come from the recorded
-    roll-up: no span holds them."""
+    """Return the roll-ups (seconds per rank, step and kind of op): from spans where a rank's step
+    has any, since these also know axes; otherwise as recorded (``told``). The rows of step length
+    and processor time always come from the recorded roll-up: no span holds them."""
     keys = ["step", "rank"]
     alone = pl.col("kind").is_in([STEP, PROCESSOR])
     beside, told = told.filter(alone), told.filter(~alone)
@@ -303,8 +304,8 @@ def _plan(path: Path, notes: Notes) -> Plan | None:
 
 
 def _hosts(folder: Path, notes: Notes) -> tuple[dict[int, str], bool | None]:
-    """Return the host of every rank, from the rank table or else from the rings; and True if all
-    rings have one clock. Ranks that share a kernel share its clock; None if no ring is known."""
+    """Return (host of every rank, from the rank table or else from the rings; True if all rings
+    have one clock, None if no ring is known). Ranks that share a kernel share its clock."""
     headers, problems = read_headers(folder / RINGS)
     notes.left_out("rings that cannot be read", problems)
     agree = len({header.boot or header.host for header in headers.values()}) < 2 if headers else None
@@ -345,9 +346,9 @@ def _on_one_clock(spans: pl.DataFrame, folder: Path, notes: Notes) -> pl.DataFra
 
 
 def _alive(folder: Path, attempts: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return when metrics were last written, in seconds since 1970. Returns None for a copied
-    folder whose files have the time of the copy. A live run writes its history when its last
-    attempt has done a step, at a time that the attempt's line holds."""
+    """Return when metrics were last written, in seconds since 1970; None for a copied folder whose
+    files have the time of the copy. A live run writes its history when its last attempt has done a
+    step, at a time that the attempt's line holds."""
     last = attempts[-1] if attempts else {}
     keys = ("started", "restart_seconds", "first_step_seconds")
     told = sum(float(value) for key in keys if is_number(value := last.get(key)))

@@ -76,14 +76,13 @@ class Recording:
 
     @cached_property
     def met(self) -> pl.DataFrame:
-        """A row for every meeting: its earliest possible start, the transfer's seconds, the last
-        rank to arrive and that rank's lateness.
+        """A table with a row for every meeting: a collective, or a transfer between stages.
 
-        lateness: start minus the group's first start. transfer: end minus last start. If clocks
-        disagree, both follow from the ends, which are the same moment for all members: the last to
-        arrive is in the meeting for the shortest time. waited: summed seconds of all members that
-        arrived before the last. `_arrived` refines transfers between stages.
-        """
+        last: the rank that came last. lateness: seconds from the group's first start to the start
+        of ``last``. transfer: seconds from that start to the first end. If clocks disagree, both
+        follow from the ends, which are the same moment for all members: the last to arrive is in
+        the meeting for the shortest time. waited: summed seconds of all members that arrived before
+        the last. `_arrived` refines transfers between stages."""
         length = pl.col("end") - pl.col("start")
         came = pl.col("start") if self.clocks_agree else -length
         transfer = (pl.min("end") - pl.max("start")) if self.clocks_agree else length.min()
@@ -102,14 +101,13 @@ class Recording:
         return (self._arrived(found) if self.clocks_agree else found).drop("start")
 
     def _arrived(self, met: pl.DataFrame) -> pl.DataFrame:
-        """Return ``met`` with transfers that last until the receiver has them. For the sender, a
-        send is over once all bytes are in a buffer.
+        """Return ``met`` with transfers between stages that last until the receiver has them. For
+        the sender, a send is over once all bytes are in a buffer.
 
         A transfer arrives when the receiver's wait ends, if the receiver already waited when the
         transfer began. Otherwise the arrival is unknown and the duration null, unless all receivers
         of such transfers came late. The duration is also null if the tensor arrived before this
-        send: another replica may have sent it.
-        """
+        send: another replica may have sent it."""
         waits = (
             self.spans.filter(pl.col("meeting").is_not_null() & (pl.col("kind") == "idle"))
             .group_by("meeting")
@@ -140,8 +138,8 @@ class Recording:
 
 
 def grid_of(layout: Layout, hosts: Sequence[str | None] = ()) -> pl.DataFrame:
-    """Return the coordinates of every rank of a layout. hosts: by rank, as far as they are
-    known."""
+    """Return the table (rank, pp, dp, cp, tp, host) of every rank of a layout. hosts: by rank, as
+    far as they are known."""
     parts: list[np.ndarray] = []
     for place, mesh in enumerate(layout.meshes):
         at = np.arange(len(mesh.ranks))
@@ -154,7 +152,8 @@ def grid_of(layout: Layout, hosts: Sequence[str | None] = ()) -> pl.DataFrame:
 
 
 def unknown_grid(ranks: Sequence[int], hosts: Mapping[int, str] | None = None) -> pl.DataFrame:
-    """Return the grid of ranks with unknown coordinates: all are peers."""
+    """Return the table of coordinates for ranks whose coordinates are unknown: all in one dp group,
+    so that they are peers."""
     of = hosts or {}
     zero = [0] * len(ranks)
     columns = {"rank": list(ranks), "pp": zero, "dp": list(ranks), "cp": zero, "tp": zero}
@@ -208,9 +207,9 @@ def with_axes(
 
 
 def _crossings(spans: pl.DataFrame, grid: pl.DataFrame, stages: Mapping[int, int]) -> pl.DataFrame:
-    """Return spans with ``crossing``, equal for a transfer and for the receiver's wait for it, and
-    ``ends``, the sender and the receiver. Both ends have the same coordinates if all pp ranks have
-    the same degrees; otherwise the ranks of the ends are unknown."""
+    """Return spans with ``crossing``, a value that is equal for a transfer and for the receiver's
+    wait for it, and ``ends``, the sender and the receiver. Both ends have the same coordinates if
+    all pp ranks have the same degrees; otherwise the ranks of the ends are unknown."""
     shape = grid.group_by("pp").agg(pl.max("dp"), pl.max("tp"), pl.max("cp"))
     uniform = shape.drop("pp").n_unique() == 1
     word = r"^(\d+)(SEND|RECV)_([FB])(\d+)(?:[<>](\d+))?$"
@@ -242,9 +241,9 @@ def _crossings(spans: pl.DataFrame, grid: pl.DataFrame, stages: Mapping[int, int
 
 
 def with_meetings(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return spans that have axis and group, with lane and meeting added. The meeting is equal for
-    collectives with the same name and occurrence in one group, and for both ends of a transfer with
-    group ``from>to``."""
+    """Return spans with lane and meeting added; they need axis and group. A meeting's value is
+    equal for collectives with the same name and occurrence in one group, and for both ends of a
+    transfer with group ``from>to``."""
     ends = (pl.col("kind") == "transfer") & pl.col("group").str.contains(r"^\d+>\d+$")
     crossing = pl.struct("axis", "group", "seq", crosses=pl.lit(value=True)).hash()
     met = pl.when(pl.col("kind") == "comm").then(_meeting()).when(ends).then(crossing)
@@ -270,7 +269,8 @@ def rollup_of(spans: pl.DataFrame, *, complete: bool = True) -> pl.DataFrame:
 
 
 def _step_sums(spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield the sums of whole steps, in the columns of ``rollup_of``."""
+    """Yield tables with the sums of whole steps (length, exposed communication, time between ops),
+    in the columns of ``rollup_of``."""
     one, none = pl.lit(1, pl.Int64), pl.lit("")
     host = between(spans)
     communication, still = exposed(spans), exposed(spans, by_axis=True).filter(pl.col("exposed") > 0)
@@ -289,8 +289,9 @@ def meetings_of(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def seconds_of(spans: pl.DataFrame) -> dict[int, float]:
-    """Return the seconds of every step, on the rank that took longest. A rank's step lasts from its
-    data loading (or else its first span) to its last span, without kinds in ``AFTER``."""
+    """Return the length of every step in seconds, by step, on the rank that took longest. A rank's
+    step lasts from its data loading (or else its first span) to its last span, without kinds in
+    ``AFTER``."""
     if spans.is_empty():
         return {}
     begun = pl.col("start").filter(kind="data").min()
@@ -304,8 +305,9 @@ def seconds_of(spans: pl.DataFrame) -> dict[int, float]:
 
 
 def exposed(spans: pl.DataFrame, *, by_axis: bool = False) -> pl.DataFrame:
-    """Return rows (step, rank, total, exposed), in seconds, in order. by_axis: rows (step, rank,
-    axis, total, exposed) for every axis with communication; the spans need a column ``axis``."""
+    """Return the table (step, rank, total, exposed) of communication in seconds, in order. by_axis:
+    (step, rank, axis, total, exposed) for every axis with communication; the spans need a column
+    ``axis``."""
     lanes, own = _lanes(spans)
     known = {axis: number for number, axis in enumerate(AXES)}
     found = exposures(
@@ -325,8 +327,8 @@ def exposed(spans: pl.DataFrame, *, by_axis: bool = False) -> pl.DataFrame:
 
 
 def between(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return rows (step, rank, n, seconds): the gaps between ops of every rank's step that has
-    any."""
+    """Return the table (step, rank, n, seconds): number and seconds of the gaps between ops, for
+    every rank's step that has any."""
     kind = pl.col("kind").cast(pl.String)
     lanes, own = _lanes(spans.filter(kind.is_in([*OPS, *FILLS])))
     ops = own.select(kind.is_in(OPS)).to_series().to_numpy()
@@ -336,21 +338,22 @@ def between(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def sum_exposure(rows: pl.DataFrame, lanes: int = 1) -> Exposure:
-    """Return the sums of all rows of ``exposed``, divided by ``lanes``, the number of
-    rank-steps."""
+    """Return total and exposed seconds of communication in a mean rank-step: the sums over the
+    table of ``exposed`` divided by ``lanes``, the number of rank-steps."""
     return Exposure(*(float(rows[name].sum()) / max(1, lanes) for name in Exposure._fields))
 
 
 def _lanes(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the (rank, step) pairs in order, and the spans with the number of their pair
-    (``of``)."""
+    """Return (the (rank, step) pairs in order, the spans with the index of their pair in a column
+    ``of``)."""
     lanes = spans.select(RANK_STEP).unique().sort(RANK_STEP).with_row_index("of").cast({"of": pl.Int64})
     return lanes, spans.join(lanes, on=RANK_STEP, maintain_order="left")
 
 
 def place_of(grid: pl.DataFrame | None, rank: int) -> str:
-    """Return ``rank 5 (stage 0, dp 1) on host7``; without the host if it is unknown. grid: of a
-    recording; None if coordinates are unknown."""
+    """Return a phrase with a rank's coordinates and host, as in ``rank 5 (stage 0, dp 1) on
+    host7``; without the host if it is unknown. grid: coordinates of ranks; None if they are
+    unknown."""
     if grid is None or (rows := grid.filter(rank=rank)).is_empty():
         return f"rank {rank}"
     where, host = coordinates(grid, rank), rows["host"][0]
@@ -358,6 +361,7 @@ def place_of(grid: pl.DataFrame | None, rank: int) -> str:
 
 
 def coordinates(grid: pl.DataFrame, rank: int) -> str:
-    """Return ``stage 0, dp 1``: the coordinates of a rank on the axes on which ranks differ."""
+    """Return a rank's coordinates as text, as in ``stage 0, dp 1``, on the axes on which ranks
+    differ. grid: coordinates of all ranks."""
     at = grid.row(by_predicate=pl.col("rank") == rank, named=True)
     return ", ".join(f"{WORDS[axis]} {at[axis]}" for axis in ("pp", "dp", "cp", "tp") if grid[axis].n_unique() > 1)

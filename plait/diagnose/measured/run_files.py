@@ -51,8 +51,9 @@ UNREAD = "files of the run that cannot be read"
 
 @dataclass(frozen=True)
 class UniformRun:
-    """A recording restricted to steps with batches of one size. tokens: of each step; None if
-    unknown. note: which steps they are; empty if all steps of the run have one size."""
+    """A recording restricted to steps with batches of one size. metrics: their lines of
+    metrics.jsonl. tokens: of each step; None if unknown. note: a sentence on which steps they are;
+    empty if all steps of the run have one size."""
 
     recording: Recording
     metrics: Sequence[Mapping[str, Any]]
@@ -78,8 +79,8 @@ def uniform_run(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> U
 
 
 class UniformSteps(NamedTuple):
-    """Steps with batches of one size, from 0, in order. tokens: of each; None if unknown. note: as
-    ``Alike.note``."""
+    """Steps with batches of one size, from 0, in order. tokens: of each; None if unknown. note: a
+    sentence on which steps they are; empty if all steps have one size."""
 
     steps: list[int]
     tokens: int | None
@@ -107,7 +108,8 @@ def uniform_steps(
 
 
 def _size(line: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return the step, counted from 0, and its tokens; empty if the line lacks either."""
+    """Return [(step counted from 0, its tokens)] of a line of metrics.jsonl; empty if the line
+    lacks either."""
     step = line.get("step")
     known = all(is_number(line.get(name)) for name in ("seconds", "tokens_per_second"))
     if not known or not isinstance(step, int) or isinstance(step, bool):
@@ -180,7 +182,7 @@ def _possible(name: str, value: Any) -> bool:
 FILE = "imported.json"
 VERSION = 1
 LOST = 0.02
-"""Share of a rank's kernels that cannot be read, from which on the rank's computation counts as
+"""Share of a rank's kernels: if more of them cannot be read, the rank's computation counts as
 unknown."""
 NAMED = 8
 """Most files or ranks that one remark lists."""
@@ -266,8 +268,8 @@ class ImportedFile:
 
 
 def ranks_of_the_job(unread: Mapping[Path, UnreadFile], read: Mapping[int, ImportedFile]) -> list[int]:
-    """Return the ranks whose files cannot be read, without ranks beyond the job's size, if that is
-    known."""
+    """Return the ranks whose files cannot be read, without numbers beyond the job's size, if that
+    is known."""
     world = max((one.world or 0 for one in read.values()), default=0) or MOST_RANKS
     ranks = {one.rank for one in unread.values() if one.rank is not None}
     return sorted(rank for rank in ranks if rank < world and rank not in read)
@@ -322,7 +324,8 @@ def _of_dumps(dumps: Mapping[int, ImportedFile]) -> Iterator[str]:
 
 
 def _of_work(traces: Mapping[int, ImportedFile], world: int) -> Iterator[str]:
-    """Yield remarks on computation and communication that traces do not show."""
+    """Yield remarks on ranks whose traces show no computation, or no communication. world: number
+    of ranks of the job."""
     for rank, work in list(unknown_work(traces).items())[:NAMED]:
         yield (
             f"{work.unread} of rank {rank}'s {work.count} {work.kind} cannot be read, so what it computes is "
@@ -346,7 +349,8 @@ def without_base_time(read: Mapping[int, ImportedFile]) -> list[int]:
 
 
 def unknown_work(read: Mapping[int, ImportedFile]) -> dict[int, ComputeEvents]:
-    """Return the ranks with too many unreadable kernels."""
+    """Return the counts of readable and unreadable kernels for each rank with too many unreadable
+    ones (``LOST``)."""
     works = {rank: one.work for rank, one in read.items() if one.work and one.work.unread}
     return {rank: work for rank, work in works.items() if work.unread >= LOST * work.count}
 

@@ -49,10 +49,10 @@ WHOLE = ("step", "rank", "n", "steps")
 """Integer columns in which a number that is too large costs its row, not the whole file."""
 WHOSE = {"plan": pl.Categorical, "sampled": pl.Boolean}
 BATCH = 1000
-"""Files that are read at once."""
+"""Number of files that are read at once."""
 FILES, ROWS = "files of the timeline that cannot be read", "rows that cannot be"
 GLANCED = 4096
-"""Most files of totals that are read, of the last blocks."""
+"""The largest number of files of totals that are read, those of the last steps."""
 
 
 def timeline_files(timeline: Path) -> list[Path]:
@@ -75,9 +75,9 @@ def _below(folder: Path, without: str = "") -> list[Path]:
 
 
 def read_tables(files: Sequence[Path], plan: str | None, notes: Notes) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return spans and roll-ups, with the columns ``plan`` and ``sampled``. If a rank did a step
-    twice, its second run counts. plan: hash of the plan whose files are read; None: of all
-    plans."""
+    """Return (spans, roll-ups) as tables, with the columns ``plan`` and ``sampled``. If a rank did
+    a step twice, its second run counts. plan: hash of the plan whose files are read; None: of all
+    plans. notes: receives what was skipped."""
     found = _read_all(files, plan, notes)
     empty = {noun: pl.DataFrame(schema={name: _type(noun, name) for name in COLUMNS[noun]} | WHOSE) for noun in COLUMNS}
     spans, rollups = (_newest(found[noun]) if found.get(noun) else empty[noun] for noun in ("timeline", "rollup"))
@@ -137,8 +137,8 @@ class _TimelineFile(NamedTuple):
 def _read_all(
     files: Sequence[Path], plan: str | None, notes: Notes, spans: list[tuple[int, int]] | None = None
 ) -> dict[str, list[pl.DataFrame]]:
-    """Return tables by kind of file. spans: this list receives the first and the last step of each
-    file of totals."""
+    """Return tables by kind of file (``timeline``, ``rollup``, ``totals``). spans: this list
+    receives the first and the last step of each file of totals."""
     kinds: dict[tuple[str, str], list[_TimelineFile]] = {}
     skipped: dict[str, str] = {}
     strange: dict[str, int] = {}
@@ -188,8 +188,8 @@ def _read_all(
 def _read(
     files: list[_TimelineFile], noun: str, order: dict[_TimelineFile, int], skipped: dict[str, str]
 ) -> list[tuple[str, pl.DataFrame]]:
-    """Return kind and table of files of one form, read at once. If that fails, read halves, until
-    each unreadable file is alone."""
+    """Return (kind, table) of files of one kind, read at once. If that fails, read halves, until
+    each unreadable file is alone; ``skipped`` receives the reason for each."""
     paths = [file.path for file in files]
     try:
         scan = pl.scan_parquet(
@@ -225,7 +225,8 @@ def _read(
 
 
 def _wanted(schema: pl.Schema, noun: str) -> list[pl.Expr]:
-    """Return the columns of the tables, with times in seconds for both forms of a file."""
+    """Return polars expressions for the columns of a file of this kind, with times in seconds,
+    whether the file has seconds or nanoseconds."""
     found: list[pl.Expr] = []
     for name in (*COLUMNS[noun], *(name for name in ("axis", "group") if name in schema)):
         value = pl.col(f"{name}_ns") / 1e9 if f"{name}_ns" in schema else pl.col(name)
@@ -235,7 +236,7 @@ def _wanted(schema: pl.Schema, noun: str) -> list[pl.Expr]:
 
 def _possible(table: pl.DataFrame, noun: str) -> pl.DataFrame:
     """Return the rows with possible values: rank, kind and times are known and finite, and no span
-    ends before it begins."""
+    ends before it begins. noun: kind of file."""
     longest = LONGEST * (BLOCK if noun == "totals" else 1)
     conditions = [pl.col("rank").is_between(0, MOST_RANKS - 1), pl.col("kind").is_not_null()]
     conditions += [pl.col(name).is_between(0, LARGEST) for name in WHOLE[2:] + WHOLE[:1] if name in table.columns]

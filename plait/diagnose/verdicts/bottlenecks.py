@@ -39,12 +39,12 @@ UNEVEN = 0.1
 ALIKE = 0.8
 """Correlation of forward and backward times from which on the micro-batches explain the spread."""
 LEAST = 0.05
-"""Least share of a step for reported lateness."""
+"""Least lateness to be reported, as a share of a step."""
 OFTEN, CHANCE = 0.75, 0.02
-"""Least share of steps in which the same rank is last, and the most probability of that by chance:
-one of two ranks is always last."""
+"""OFTEN: least share of steps in which the same rank is last. CHANCE: largest probability of that
+by chance, since one of two ranks is always last."""
 FEWEST_STEPS = 3
-"""Fewest steps, or meetings in a recording without steps."""
+"""Least number of steps for a finding, or of meetings in a recording without steps."""
 LEAST_SECONDS = 1e-3
 """Least lateness in seconds in a recording without steps."""
 
@@ -75,7 +75,7 @@ class BatchImbalance(NamedTuple):
 
 
 def stages_of(recording: Recording) -> StageImbalance | None:
-    """Return the imbalance of stages; None with one stage."""
+    """Return mean seconds of computation by pp rank, and their imbalance; None with one pp rank."""
     own = _computing(recording).group_by("pp").agg(pl.mean("seconds")).sort("pp")
     seconds = own["seconds"].to_list()
     if len(seconds) < 2:
@@ -111,16 +111,17 @@ def batches_of(recording: Recording) -> BatchImbalance | None:
 
 
 def _computing(recording: Recording) -> pl.DataFrame:
-    """Return (step, rank, pp, seconds) of computation, without a run's first step."""
+    """Return the table (step, rank, pp, seconds) of computation, without a run's first step."""
     rollup = recording.rollup.filter(pl.col("step") > 0, kind="compute")
     own = rollup.group_by("step", "rank").agg(pl.sum("seconds"))
     return own.join(recording.grid.select("rank", "pp"), on="rank")
 
 
 class Late(NamedTuple):
-    """A late rank. seconds: lateness per step, or per meeting in a recording without steps. recurs:
-    share of steps or meetings in which the rank is last. computing: excess of its computation over
-    the other ranks' median, in seconds per step."""
+    """A rank that arrives late at collectives. axis: of these collectives. seconds: lateness per
+    step, or per meeting in a recording without steps. recurs: share of steps or meetings in which
+    the rank is last. computing: excess of its computation over the other ranks' median, in seconds
+    per step. in_steps: True if the recording has steps."""
 
     rank: int
     axis: str
@@ -184,7 +185,8 @@ def _computes_longer(recording: Recording, rank: int) -> float:
 
 
 TIMES = {"plan": 2.0, "other steps": 1.5}
-"""Least ratio of slow transfers to the reference: no library reaches a link's full rate."""
+"""Least ratio of slow transfers to what they are compared with, the plan or other steps: no library
+reaches a link's full rate."""
 COST = 0.1
 """Least cost of a slow network as a share of the step."""
 ALLOWED = 2e-3
@@ -210,7 +212,7 @@ class SlowNetwork(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """Seconds of a step beyond the usual."""
+        """Seconds of a step that transfers take beyond the usual."""
         return self.seconds - self.usual
 
 
@@ -274,7 +276,8 @@ def _by_axis(recording: Recording, met: pl.DataFrame, rate: float | None) -> lis
 
 
 def _beyond_plan(one: _Transfers, hosts: tuple[str, ...]) -> SlowNetwork | None:
-    """Compare the transfers of all steps with the plan."""
+    """Return the slow network if the transfers of all steps take longer than planned (``TIMES``),
+    else None."""
     seconds, planned = float(np.median(one.seconds)), float(np.median(one.planned))
     if not planned > 0 or seconds < TIMES["plan"] * planned or seconds - planned < COST * float(np.median(one.length)):
         return None
@@ -284,7 +287,8 @@ def _beyond_plan(one: _Transfers, hosts: tuple[str, ...]) -> SlowNetwork | None:
 
 
 def _beyond_other_steps(one: _Transfers, hosts: tuple[str, ...]) -> SlowNetwork | None:
-    """Compare the stretch of steps with the longest transfers with the steps before and after."""
+    """Return the slow network if a stretch of steps has much longer transfers than the steps before
+    and after, else None."""
     logs = np.log(np.maximum(one.seconds, 1e-9))
     size = min(WINDOW, max(FEWEST, len(logs) // 3))
     if len(logs) < 2 * FEWEST:
@@ -316,7 +320,8 @@ def _is_for(one: SlowNetwork, slow: Straggler) -> bool:
 
 
 def _longest(above: Floats) -> tuple[int, int]:
-    """Return the first and the last index of the stretch with the largest sum (Kadane)."""
+    """Return the first and the last index of the stretch of ``above`` with the largest sum
+    (Kadane)."""
     sums = np.concatenate([[0.0], np.cumsum(above)])
     least = np.minimum.accumulate(sums)
     last = int(np.argmax(sums[1:] - least[:-1]))

@@ -38,8 +38,8 @@ def verdict_of(dumps: Mapping[int, Dump], unread: Collection[int] = ()) -> tuple
 
 
 def _judged(waits: Waits, silent: Mapping[int, bool], dumps: Mapping[int, Dump]) -> Verdict:
-    """Return the verdict. silent: ranks without a readable dump; True if the rank left an
-    unreadable one."""
+    """Return the verdict on the hang by the first rule that applies. silent: ranks without a
+    readable dump; True if the rank left an unreadable one."""
     found = (
         find_mismatch(waits)
         or _no_such_peer(dumps)
@@ -65,7 +65,7 @@ def _silent(ranks: Sequence[int], silent: Mapping[int, bool]) -> tuple[Verdict, 
 
 
 def _doubts(dumps: Mapping[int, Dump]) -> Iterator[Verdict]:
-    """Yield verdicts on implausible content of dumps."""
+    """Yield verdicts without a cause on implausible content of dumps, such as a wrong rank."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, dump in dumps.items():
         for doubt in dict.fromkeys((*dump.doubts, *("holds no operation",) * (not dump.entries))):
@@ -186,7 +186,8 @@ def _evidence(rank: int, dump: Dump | None, calls: Sequence[Call]) -> Evidence:
 
 def _calls(dumps: Mapping[int, Dump]) -> dict[int, list[Call]]:
     """Return every rank's calls, oldest first: those still open on any rank, and the last call of
-    each channel. Calls that all ranks have ended did match, so their sizes are dropped."""
+    each group or pair of ranks. Calls that all ranks have ended did match, so their sizes are
+    dropped."""
     groups = _ring_groups(dumps)
     found = {rank: _collectives(dump, groups[rank]) for rank, dump in dumps.items()}
     for rank, calls in _messages(dumps, groups).items():

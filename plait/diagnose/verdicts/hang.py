@@ -31,7 +31,7 @@ from plait.diagnose.verdicts.waits import At, Waits, agree, sentence
 STUCK = 0.5
 """Share of the deadline after which a call that all ranks have begun counts as stuck."""
 GROWTH = 2.0
-"""Multiple of a rank's longest task for which a task may last."""
+"""Multiple of a rank's longest task so far that a further task may last."""
 
 
 def localise(evidence: Sequence[Evidence], *, world: int, deadline: float, first: float | None = None) -> Verdict:
@@ -267,7 +267,7 @@ def _chain(waits: Waits, waiting: dict[int, At], causes: Collection[int]) -> tup
 
 
 def _longest_for(waits: Waits, rank: int) -> float:
-    """Return the longest time in seconds that any rank has waited in a call for this rank."""
+    """Return the longest time in seconds that another rank has waited in a call for this rank."""
     return max((waits.age[other, at] for at, missing in waits.missing.items() if rank in missing
                 for other in waits.at[at]), default=0.0)  # fmt: skip
 

@@ -16,7 +16,7 @@ from plait.diagnose.verdicts.waits import At, Waits, agree, sentence
 
 Signs = tuple[str, str, int]
 SHOWN = 4
-"""Most links of a cycle that the verdict describes."""
+"""The largest number of waiting ranks of a cycle that the verdict describes."""
 Circle = Sequence[tuple[int, At]]
 Role = tuple[str, int, int, int]
 """A rank's role in a channel: the group's label, size and ordinal, and 0 for a collective, 1 for a
@@ -38,7 +38,8 @@ def find_mismatch(waits: Waits) -> Verdict | None:
 
 
 def _first(waits: Waits, wrong: Sequence[At]) -> At:
-    """Return the mismatched call that most ranks began before the other mismatched calls."""
+    """Return the mismatched call of ``wrong`` that most ranks began before the other mismatched
+    calls."""
     came: dict[int, list[tuple[int, At]]] = defaultdict(list)
     for at in wrong:
         for rank, call in waits.calls[at]:
@@ -53,7 +54,8 @@ def _majority(votes: Counter[Signs]) -> Signs | None:
 
 
 def _elsewhere(waits: Waits, at: At) -> Counter[Signs]:
-    """Return the votes of groups of the same kind and size on their call with the same number."""
+    """Return how often groups of the same kind and size began each operation as their call with the
+    same number."""
     group, *ends = waits.channels[at.channel]
     votes: Counter[Signs] = Counter()
     for number, (other, source, _) in enumerate(waits.channels):
@@ -172,8 +174,8 @@ def _to_another_peer(waits: Waits, circle: Circle) -> Verdict | None:
 
 
 def _untaken(waits: Waits, rank: int, at: At) -> list[At]:
-    """Return the messages in which others wait for ``rank``, in the same group and direction (to or
-    from the rank) as its own message."""
+    """Return the messages in which other ranks wait for ``rank``, in the same group and direction
+    (to or from the rank) as the rank's own message ``at``."""
     own = waits.channels[at.channel]
     if own.source < 0:
         return []
@@ -223,8 +225,8 @@ def _first_of(waits: Waits, rank: int, peer: int, one: At, other: At) -> int:
 
 
 def _alike(waits: Waits, rank: int, peer: int, at: At) -> Call | bool | None:
-    """Return the peer's call with the same number and role; True if it was begun long ago, None if
-    it was not begun."""
+    """Return the peer's call with the same number and role as the rank's call ``at``; True if it
+    was begun long ago, None if it was not begun."""
     role, later = _role(waits.channels[at.channel], rank), None
     for call in waits.evidence[peer].calls:
         if _role(call.channel, peer) == role and call.sequence >= at.sequence:

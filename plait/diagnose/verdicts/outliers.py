@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 WINDOW = 20
 """Steps per window, so that a late onset is not averaged away."""
 FEWEST = 5
-"""Fewest steps for any result."""
+"""Least number of steps for any result."""
 CHANCE = 5e-4
 """Probability that a healthy run names any unit when evaluated after every step. Each evaluation
 may use this share divided by the units and the steps so far, which sums to this times the logarithm
 of the steps."""
 MINIMUM = 0.03
-"""Least reported effect: 3 %."""
+"""Least effect that is reported, as a fraction: 3 %."""
 LEAST = -0.99
-"""Deviation at which lower ones are clipped."""
+"""Lowest relative deviation from the peers; lower ones are raised to it."""
 SURE = 6.0
-"""Divisor of the least reported effect that gives the assumed spread of healthy units, before any
-are measured."""
+"""Divisor: the assumed spread of healthy units, before any are measured, is the least reported
+effect divided by it."""
 PRESENT_SHARE = 0.36
 """Share of an effect from which on it counts as present, to find its onset: an effect may grow."""
 SOON = 1.3
 """Factor on the threshold of z in half a window: so few steps say little about how alike
 neighbouring steps are."""
 RECURS = 0.6
-"""Least share of a window's steps with half of the least effect."""
+"""Least share of a window's steps whose excess is at least half of the least reported effect."""
 SIGMA = 1.4826
 """Standard deviation of a normal distribution, in MADs (median absolute deviations)."""
 MAD_IS_WORTH = 0.37
@@ -64,13 +64,15 @@ UNSTEADY = 3.0
 """Normal deviate of a unit's spread over steps among all units, from which on its own spread
 counts."""
 MOST_ALIKE = 0.9
-"""Highest correlation of neighbouring steps."""
+"""Highest correlation of neighbouring steps that is assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlier:
-    """A slow unit. unit: its row. effect, z, recurs: of the last window in which the unit was an
-    outlier. first, last: columns between which the effect is present, ``last`` included."""
+    """A slow unit. unit: its row in the table of deviations. effect, z, recurs: mean excess as a
+    fraction, its significance, and share of steps with it, of the last window in which the unit was
+    an outlier. first, last: columns (steps) between which the effect is present, ``last`` included.
+    """
 
     unit: int
     effect: float
@@ -82,8 +84,8 @@ class Outlier:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitSpread:
-    """The spread of the units that are no outliers: the effect and the z of the one with the
-    largest z. named_from: the threshold of z."""
+    """The unit nearest to being an outlier: its row, effect (a fraction) and z, the largest z of
+    the units that are no outliers. named_from: the z from which on a unit is one."""
 
     effect: float
     z: float
@@ -167,7 +169,8 @@ def _look(deviation: Floats, edges: list[int], minimum: float, twins: Ints, *, l
 
 
 def _window(deviation: Floats, minimum: float, twins: Ints, *, lower: bool) -> tuple[Floats, Floats]:
-    """Return effect and z of every unit in a window."""
+    """Return (effect, z) of every unit in a window of steps, effects as logarithms. twins: as
+    ``pair_ids`` of ``outliers``. lower: treat the faster half as healthy."""
     steps = mean_step(deviation, FEWEST, twins)
     between = healthy_spread(steps, minimum / SURE, twins, lower=lower)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -177,8 +180,8 @@ def _window(deviation: Floats, minimum: float, twins: Ints, *, lower: bool) -> t
 
 
 def _lasting(out: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the windows that count: the last, and those with a neighbour; with at most two
-    windows, all."""
+    """Return True for the windows in which a unit counts as an outlier: the last, and those with a
+    neighbour; with at most two windows, all. out: True where z exceeds its threshold."""
     if out.shape[1] <= 2:
         return out
     follows = np.zeros_like(out)
@@ -205,8 +208,8 @@ def _outlier(deviation: Floats, seen: _Windows, out: NDArray[np.bool_], unit: in
 
 
 def _usual(before: Floats, effect: float) -> float:
-    """Return a unit's deviation before its effect: ranks that share processors are never quite
-    equal."""
+    """Return a unit's usual relative deviation, from ``before``, its steps before the effect: ranks
+    that share processors are never quite equal."""
     known = before[np.isfinite(before)]
     return min(max(0.0, float(np.median(known))), effect / 2) if len(known) >= FEWEST else 0.0
 
@@ -220,7 +223,8 @@ def _since(deviation: Floats, earliest: int, there: float, most: float) -> int:
 
 
 def _nearest(seen: _Windows, named: set[int], least: float) -> UnitSpread:
-    """Return the unit, not in ``named``, with the largest z in any window."""
+    """Return the unit, not in ``named``, with the largest z in any window, and its effect. least:
+    threshold of z."""
     left = np.where(np.isfinite(seen.z), seen.z, -np.inf)
     left[sorted(named)] = -np.inf
     unit, window = np.unravel_index(int(np.argmax(left)), left.shape)
@@ -298,8 +302,8 @@ def _trimmed(ordered: Floats) -> tuple[Floats, Floats, float]:
 
 
 def _alike(values: Floats, mean: Floats, sigma: Floats) -> float:
-    """Return the factor on an error for correlated steps: of a first-order autoregression with the
-    correlation of all units' steps."""
+    """Return the factor by which correlated steps raise the error of their mean: for a first-order
+    autoregression with the correlation of all units' steps."""
     with np.errstate(invalid="ignore", divide="ignore"):
         left = np.clip((values - mean[:, None]) / sigma[:, None], -2.5, 2.5)
     left = left[np.isfinite(left).all(axis=1)]

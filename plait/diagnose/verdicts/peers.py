@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 UNDISTURBED = 0.1
 """Share of a step's ops that remain undisturbed even if ranks share processors."""
 FEW = 16
-"""Most peers for which a rank is compared with the median of the other ranks, without itself."""
+"""The largest number of peers for which a rank is compared with the median of the other ranks,
+without itself."""
 OWN_PROCESSOR = 0.7
 """Least share of its own work during which a rank has a processor, if it shares none."""
 BLOCK = 10
-"""Steps that are compared at once, so that memory does not grow with the run."""
+"""Number of steps that are compared at once, so that memory does not grow with the run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +45,8 @@ class PeerComparison:
     computing: Floats
 
     def pair_ids(self, grid: pl.DataFrame) -> NDArray[np.int64]:
-        """Return a number for every rank, equal for two ranks that are alone in their stage: their
-        deviations have opposite signs."""
+        """Return a number for every unit (rank), equal for two ranks that are alone in their stage:
+        their deviations have opposite signs."""
         own = pl.DataFrame({"rank": self.units}, schema_overrides={"rank": grid.schema["rank"]})
         stage = pl.struct("pp", "cp").rank("dense")
         known = own.join(grid, on="rank", how="left", maintain_order="left").with_columns(stage=stage)
@@ -54,8 +55,8 @@ class PeerComparison:
 
 
 class Lateness(NamedTuple):
-    """Excess of a rank's own work over its peers' per step: as a share, and in seconds; medians
-    over steps. since: first step of the excess; None: all steps."""
+    """Excess of a rank's own work over its peers' in the median step: share, as a fraction of
+    theirs, and in seconds. since: first step of the excess; None: all steps."""
 
     rank: int
     share: float
@@ -76,23 +77,24 @@ def lateness(work: PeerComparison) -> list[Lateness]:
 
 
 def expected(places: pl.DataFrame, value: pl.Expr, cell: list[str]) -> pl.Expr:
-    """Return an expression for the peers' time of each value, by the number of peers. places:
-    (rank, pp, cp)."""
+    """Return an expression for the time expected of each value, from its peers in the columns
+    ``cell``: for few peers the median of the others, for many that of all. places: (rank, pp, cp).
+    """
     many = (places.group_by("pp", "cp").len()["len"] > FEW).any()
     return (peer_median if many else leave_one_out_median)(value, cell)
 
 
 def peer_median(value: pl.Expr, cell: list[str]) -> pl.Expr:
-    """Return the median of each value's peers; for two peers the other value; null without
-    peers."""
+    """Return an expression for the median of each value's peers, which are equal in the columns
+    ``cell``; for two peers the other value; null without peers."""
     peers, both = pl.len().over(cell), value.sum().over(cell)
     return pl.when(peers > 2).then(value.median().over(cell)).when(peers == 2).then(both - value)
 
 
 def leave_one_out_median(value: pl.Expr, cell: list[str]) -> pl.Expr:
-    """Return the same as ``peer_median`` for few peers: the median without the value itself, to
-    which a slow rank does not contribute. Three peers or fewer count as in ``peer_median``: their
-    median would mix a healthy and the slow rank."""
+    """Return an expression for the median of each value's peers without the value itself, so that a
+    slow rank does not contribute to it. Up to three peers count as in ``peer_median``: their median
+    would mix a healthy and the slow rank."""
     peers, place = pl.len().cast(pl.Int64), value.rank("ordinal").cast(pl.Int64) - 1
     low, high = (peers - 2) // 2, (peers - 1) // 2
     ordered = value.sort()
@@ -109,14 +111,16 @@ def leave_one_out_median(value: pl.Expr, cell: list[str]) -> pl.Expr:
 
 
 def own_work(recording: Recording) -> PeerComparison:
-    """Return the comparison of every rank's own work with the ranks of its stage."""
+    """Return the comparison of every rank's own work (computation, data loading, the host's time
+    between ops) with the ranks of its stage."""
     own = recording.rollup.filter(pl.col("kind").is_in(OWN if recording.complete else ["compute"]))
     return _work(recording, _without_exchanges(own, recording), ["kind", "site", "direction"])
 
 
 def processor_work(recording: Recording) -> PeerComparison:
-    """Return the comparison of processor time per step. Sharing a processor does not make a rank
-    slow by this measure, and the others' load on it does not matter."""
+    """Return the comparison of every rank's processor time per step with the ranks of its stage.
+    Sharing a processor does not make a rank slow by this measure, and the others' load on it does
+    not matter."""
     own = recording.rollup.filter(kind=PROCESSOR)
     return _work(recording, own.with_columns(kind=pl.lit("compute")), ["kind"])
 
@@ -173,8 +177,8 @@ def _without_exchanges(ops: pl.DataFrame, recording: Recording) -> pl.DataFrame:
 
 
 def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> PeerComparison:
-    """Return the comparison of ranks' seconds with their stage's, per op with the same columns
-    ``equal``."""
+    """Return the comparison of ranks' seconds in ``rollup`` with those of their stage, op by op.
+    equal: columns in which ops are equal."""
     places = recording.grid.select("rank", "pp", "cp")
     cell = ["step", "pp", "cp", *equal]
     steps = rollup["step"].unique().sort().to_list()
@@ -237,8 +241,8 @@ def hosts_known(recording: Recording) -> bool:
 
 
 def members_of(recording: Recording) -> pl.DataFrame:
-    """Return (unit, rank): the ranks of every group. For a transfer that only one end recorded,
-    both ends follow from the group's name."""
+    """Return the table (unit, rank): the ranks of every group. For a transfer that only one end
+    recorded, both ends follow from the group's name."""
     named = recording.meetings.select("rank", unit=pl.format("{} {}", "axis", "group")).unique()
     ends = named.filter(pl.col("unit").str.contains(r"^pp \d+>\d+$"))
     other = ends.select(rank=pl.col("unit").str.extract(r">(\d+)$").cast(named.schema["rank"]), unit="unit")
@@ -246,7 +250,7 @@ def members_of(recording: Recording) -> pl.DataFrame:
 
 
 def hosts_of_groups(recording: Recording) -> pl.DataFrame:
-    """Return (unit, hosts, path): the number and the names of each group's hosts."""
+    """Return the table (unit, hosts, path): the number and the names of each group's hosts."""
     both = members_of(recording).join(recording.grid.select("rank", "host"), on="rank")
     return both.group_by("unit").agg(hosts=pl.n_unique("host"), path=pl.col("host").unique().sort().str.join(" "))
 

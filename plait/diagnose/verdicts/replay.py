@@ -29,7 +29,8 @@ TOLERANCE = 5e-4
 """Seconds by which an op may seem to begin before its dependency ends, for rounded times: published
 operation traces use float32."""
 RECENT = 3
-"""Most ops of a lane that may end together, as a batch of sends and receives does."""
+"""The largest number of a lane's ops that may end together, as a batch of sends and receives
+does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +133,7 @@ def _events(ops: pl.DataFrame) -> Ints:
 
 
 def _durations(ops: pl.DataFrame, event: Ints) -> Floats:
-    """Return the duration of every event after its last member has arrived: that of its shortest
+    """Return the seconds of every event after its last member has arrived: those of its shortest
     member. Clocks of ranks need not agree."""
     own = (ops["end"] - ops["start"]).to_numpy().astype(np.float64)
     found = np.full(event.max(initial=-1) + 1, np.inf)
@@ -141,8 +142,8 @@ def _durations(ops: pl.DataFrame, event: Ints) -> Floats:
 
 
 def _last_ended(ops: pl.DataFrame, part: Ints, start: Floats, end: Floats, lane: str, tolerance: float) -> Ints:
-    """Return (ops, RECENT) rows of the last ops of ``lane`` that ended before each op began; -1:
-    none."""
+    """Return an array (ops, RECENT): the rows of the last ops of ``lane`` that ended before each op
+    began; -1: none."""
     own = np.flatnonzero((ops["lane"] == lane).to_numpy())
     big = float(end.max(initial=1.0) - start.min(initial=0.0)) + 1.0
     shift = start.min(initial=0.0)
@@ -167,8 +168,8 @@ def _last_ended(ops: pl.DataFrame, part: Ints, start: Floats, end: Floats, lane:
 
 
 def _ended_by(ops: pl.DataFrame, part: Ints, end: Floats, waits: NDArray[np.bool_]) -> Ints:
-    """Return (ops, 1) the dependency of every wait: the op in its meeting, or else the last
-    communication on its rank that ended before the wait did; -1: none."""
+    """Return an array (ops, 1) with the row that every wait waited for: the op in its meeting, or
+    else the last communication on its rank that ended before the wait did; -1: none."""
     found = np.full((len(part), 1), -1, np.int64)
     named = (ops["meeting"].is_not_null()).to_numpy() & waits
     network = np.flatnonzero((ops["lane"] != "processor").to_numpy())
@@ -226,7 +227,7 @@ def _ordered(
 
 
 def _first_of_each(events: Ints, began: Floats, step: Ints) -> Ints:
-    """Return the event of every step that began first."""
+    """Return the event that began first in every step."""
     order = events[np.lexsort((began[events], step[events]))]
     return order[np.flatnonzero(np.diff(step[order], prepend=-1))]
 

@@ -50,11 +50,11 @@ MINIMUM_OF_CROWDED = 0.25
 ALIKE = 2.0
 """Largest ratio between the effects of a host's ranks for one common cause."""
 LATEST = 10
-"""Most ranks whose lateness is listed."""
+"""The largest number of ranks whose lateness is listed."""
 PAIR = 2
-"""Number of ranks that gives no spread of healthy ranks. If they share processors with other work,
-one may be slower for it (caches, threads of one core) in processor time, too: 20 to 40 % for twenty
-steps."""
+"""Number of ranks (2) from which no spread of healthy ranks follows. If they share processors with
+other work, one may be slower for it (caches, threads of one core) in processor time, too: 20 to 40
+% for twenty steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,8 @@ class Verdicts:
 
 
 class _Look(NamedTuple):
-    """A measure by which ranks are compared. least: least effect for naming a rank."""
+    """A comparison of ranks by one measure. work: the comparison. least: least effect for naming a
+    rank, as a fraction."""
 
     measure: Measure
     work: PeerComparison
@@ -146,7 +147,8 @@ def verdicts(recording: Recording) -> Verdicts:
 
 
 def _looks(recording: Recording, work: PeerComparison) -> Iterator[_Look]:
-    """Yield the comparisons by each measure."""
+    """Yield the comparisons of ranks by which stragglers are named: own work, typical work or
+    processor time."""
     minimum = MINIMUM if len(work.units) >= FEW else MINIMUM_OF_FEW
     by_the_clock = MINIMUM_OF_CROWDED if crowded(recording) else minimum
     if len(work.units) <= PAIR:
@@ -225,7 +227,8 @@ def _is_of_host(host: str, own: Sequence[Straggler], grid: pl.DataFrame) -> bool
 
 
 def _links(recording: Recording, slow: set[int]) -> list[Straggler]:
-    """Return the slow groups, merged to what they have in common; empty if they cost little."""
+    """Return slow links: groups of ranks with slow transfers, merged to what they have in common;
+    empty if they cost little. slow: ranks that are slow by themselves."""
     moved = transfers(recording)
     found, _ = outliers(moved.deviation, minimum=LINK, lower_half=hosts_known(recording))
     step = float(np.median(list(recording.seconds.values()))) if recording.seconds else 0.0
@@ -301,8 +304,8 @@ def _end(
 
 
 def error_of_median(values: Floats) -> float:
-    """Return the median's standard error from the median absolute deviation, for a normal
-    distribution."""
+    """Return the standard error of the median of ``values``, from their median absolute deviation,
+    for a normal distribution."""
     spread = SIGMA * float(np.median(np.abs(values - np.median(values))))
     return 1.2533 * spread / len(values) ** 0.5
 

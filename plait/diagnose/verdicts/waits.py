@@ -24,7 +24,8 @@ Severed = Literal["signal", "abort", "error"]
 
 
 def agree(ranks: Collection[int], words: str) -> str:
-    """Return words for one rank or for several.
+    """Return words in the singular for one rank, in the plural for several. words:
+    ``singular|plural``, repeated after further bars for the rest of the phrase.
 
     >>> agree([3], "waits|wait for it|them"), agree([3, 4], "waits|wait for it|them")
     ('waits for it', 'wait for them')
@@ -39,15 +40,16 @@ def sentence(text: str) -> str:
 
 
 class At(NamedTuple):
-    """A call, identified by its channel's number and its sequence number."""
+    """The identity of a call: number of its channel (a group, or a pair of ranks), and number of
+    the call there."""
 
     channel: int
     sequence: int
 
 
 class Waits:
-    """The wait-for graph. ``heads``: the open calls that each rank is at. ``at``: the ranks at each
-    call, in order."""
+    """The wait-for graph of a hung run. ``heads``: by rank, the open calls in which it waits.
+    ``at``: by call, the ranks that wait in it, in order."""
 
     def __init__(self, evidence: Iterable[Evidence], world: int) -> None:
         self.evidence = {one.rank: one for one in evidence if 0 <= one.rank < world}
@@ -144,7 +146,7 @@ class Waits:
         return tuple(sorted({self.evidence[rank].host for rank in ranks} - {""}))
 
     def subject(self, ranks: Collection[int]) -> str:
-        """Return ``ranks 0-3 (host7)``."""
+        """Return ranks with their hosts as text, as in ``ranks 0-3 (host7)``."""
         hosts = self.hosts(ranks)
         return spoken_ranks(ranks) + (f" ({listed(hosts)})" if hosts else "")
 
@@ -171,7 +173,7 @@ class Waits:
         return max((self.age[rank, at] for at, ranks in self.at.items() for rank in ranks), default=0.0)
 
     def sinks(self) -> list[int]:
-        """Return the awaited ranks that wait for no rank."""
+        """Return the ranks that others wait for and that wait for no rank themselves."""
         return sorted(rank for rank in self._waited if self.status[rank] not in ("waits", "victim"))
 
     def stuck(self, seconds: float) -> list[At]:
@@ -234,8 +236,8 @@ class Waits:
                     edge.append(other)
 
     def _in_a_circle(self, among: set[int]) -> int | None:
-        """Return a rank of a cycle, found by following each rank's first step; None without a
-        cycle."""
+        """Return a rank of a cycle within ``among``, found by following each rank's first awaited
+        rank; None without a cycle."""
         done: set[int] = set()
         for start in sorted(among):
             path: list[int] = []
@@ -257,6 +259,7 @@ class Waits:
                 yield from ((at, other) for other in self.missing[at] if other in among)
 
     def severed(self, rank: int) -> Severed:
-        """Return how a rank ended that waited for no rank."""
+        """Return how a rank ended that waited for no rank: by a ``signal``, an ``abort`` or an
+        ``error``."""
         status = self.evidence[rank].status or 0
         return "error" if status >= 0 else "abort" if status == -6 else "signal"

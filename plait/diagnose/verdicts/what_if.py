@@ -39,7 +39,7 @@ SCENARIOS = 64
 """Most data-parallel ranks and stages for which S_w is computed; with more, no workers are
 ranked."""
 WORST = 0.03
-"""Share of workers in M_W."""
+"""Share of workers that are the worst ones in M_W."""
 
 
 class Worker(NamedTuple):
@@ -95,8 +95,8 @@ def what_if(recording: Recording, suspects: Sequence[Sequence[int]] = (), since:
 
 
 def _last(spans: pl.DataFrame, since: int | None) -> pl.DataFrame:
-    """Return the spans of as many last steps as can be replayed. A run's first step, which is
-    atypical, and kinds that follow a step are left out."""
+    """Return the spans of as many last steps as can be replayed (``SPANS``), from step ``since``
+    on. A run's first step, which is atypical, and kinds that follow a step are left out."""
     spans = spans.filter(~pl.col("kind").is_in(AFTER))
     counts = spans.group_by("step").len().sort("step", descending=True)
     counts = counts.filter((pl.col("step") > 0) & (pl.col("step") >= (since or 0)))
@@ -105,7 +105,7 @@ def _last(spans: pl.DataFrame, since: int | None) -> pl.DataFrame:
 
 
 class _Replays:
-    """An event graph, replayed with several sets of durations."""
+    """Replays of the recorded steps with several sets of durations."""
 
     def __init__(self, recording: Recording, spans: pl.DataFrame, graph: EventGraph) -> None:
         self.recording, self.spans, self.graph = recording, spans, graph
@@ -144,8 +144,9 @@ class _Replays:
         return float(self.graph.replay(seconds, gaps=not self.recording.blocking).mean())
 
     def _ideal(self) -> Floats:
-        """Return ideal durations: every computation takes the mean of its type, over all ranks and
-        stages, and every transfer the median. The time before an op stays."""
+        """Return ideal durations of events in seconds: every computation takes the mean of its
+        type, over all ranks and stages, and every transfer the median. The time before an op stays.
+        """
         kind, site = self._of_events(pl.struct("kind", "axis", "site", "direction").rank("dense")), self.graph.seconds
         types, of_type = np.unique(kind, return_inverse=True)
         found = site.copy()
@@ -174,8 +175,9 @@ class _Replays:
         return float(self.seen[(self.pp == pp) & (self.dp == dp) & self.computes].sum())
 
     def _as_peers(self, ranks: Sequence[int]) -> Floats:
-        """Return durations in which the own work of ``ranks`` takes as long as that of the other
-        ranks of their stage at the same op: scaled to the mean of the others, never longer."""
+        """Return durations of events in seconds in which the own work of ``ranks`` takes as long as
+        that of the other ranks of their stage at the same op: scaled to the mean of the others,
+        never longer."""
         keys = ["kind", "site", "direction", "pp"]
         lead = pl.Series("lead", self._of_ops(self.lead))
         own = pl.Series("own", self._of_ops(self.graph.seconds))
@@ -195,7 +197,7 @@ class _Replays:
         return of_events[self.graph.event]
 
     def _of_events(self, what: pl.Expr) -> NDArray[np.int64]:
-        """Return a number for every event; the last op's if they differ."""
+        """Return the value of ``what`` for every event; the last op's if its ops differ."""
         found = np.zeros(len(self.graph.seconds), np.int64)
         found[self.graph.event] = self.spans.select(what.cast(pl.Int64)).to_series().to_numpy()
         return found
