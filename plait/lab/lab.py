@@ -159,7 +159,9 @@ class Lab:
                 probe.stdin.flush()
             return [set(json.loads((probe.stdout and probe.stdout.readline()) or "[]")) for probe in probes]
         except BrokenPipeError:
-            raise LaunchError("the lab's network cannot be probed: a probe ended early.") from None
+            raise LaunchError(
+                "the lab's network cannot be tested: a test process ended early. Start the lab anew."
+            ) from None
         finally:
             for probe in probes:
                 probe.kill()

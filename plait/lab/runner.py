@@ -220,7 +220,7 @@ class LabSupervisor:
         sys.stderr.buffer.flush()
 
     def _keeper_ended(self) -> None:
-        raise LaunchError("the process that holds the lab's network ended unexpectedly, and the lab with it.")
+        raise LaunchError("the process that holds the lab's network ended, and the lab with it. Start it anew.")
 
     def _stop(self) -> None:
         self.stopping = True

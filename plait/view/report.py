@@ -55,7 +55,7 @@ def report_run(run: Path, path: Path) -> tuple[int, IgnoredInput]:
     watched = Watched(run, run.absolute().name)
     found = watched.read()
     if found.recording is None and not found.hang:
-        raise DataError(found.problem or f"{run} holds nothing that can be shown")
+        raise DataError(found.problem or f"{run} holds nothing that can be shown; name a run with a timeline")
     text = report_of(found)
     try:
         with replacing(path) as partial:

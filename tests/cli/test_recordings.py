@@ -98,8 +98,8 @@ def test_a_message_with_another_peer(tmp_path: Path, opened: tuple[str, ...], od
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rank": -2}, "Rank 2: the dump is of rank -2 by what it says, which is none: it counts as rank 2's"),
-        ({"rank": 70}, "Rank 2: the dump is of rank 70 by what it says, which none of its groups has: it counts"),
+        ({"rank": -2}, "Rank 2: the dump is of rank -2 by its content, which cannot be: it counts as rank 2's"),
+        ({"rank": 70}, "Rank 2: the dump is of rank 70 by its content, which none of its groups has: it counts"),
         ({"pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3, 999999999]"}}},
          "Rank 2: the dump lists members of group 0 that cannot be."),
     ],
@@ -117,7 +117,7 @@ def test_a_rank_that_cannot_be_is_in_the_verdict(tmp_path: Path, change: Content
         (
             {"rank": 1},
             3,
-            "Rank 1: the dump is not the only one of it: nccl_trace_rank_3, too, says so and was skipped.",
+            "Rank 1: the dump is not the only one of this rank: nccl_trace_rank_3 was skipped.",
         ),
         ({"entries": []}, 3, "Rank 3: the dump holds no operation."),
         (

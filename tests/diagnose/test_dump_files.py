@@ -151,7 +151,7 @@ def test_messages_and_operations_of_which_the_dump_tells_too_little_are_counted(
     found = dumps_imported(tmp_path, dump(0, odd, entry(9, 9000, 9500, collective_seq_id=None)), dump(1))
     assert found.over.counts == {
         "messages whose sender or receiver is unknown": 1,
-        "operations without a number": 1,
+        "operations without a sequence number": 1,
     } | {"entries that the recorder had overwritten": 3}
 
 

@@ -50,7 +50,7 @@ EVENTS = {
     "members": (odd(kineto(1), 5, **{"Process Group Ranks": f"[{'9' * 5000}]"}), "groups with impossible members"),
     "no object": (kineto(1) | {"traceEvents": [*kineto(1)["traceEvents"], 7, [8], None]}, "3 events that are no"),
     "dump's name": (odd(dump(1), 0, profiling_name="\ud800"), "entries that are no objects or name no operation"),
-    "sequence": (odd(dump(1), 0, collective_seq_id=10**30), "operations without a number"),
+    "sequence": (odd(dump(1), 0, collective_seq_id=10**30), "operations without a sequence number"),
     "late end": (odd(dump(1), 0, time_discovered_completed_ns=10**30), "times that cannot be"),
     "length": (odd(dump(1), 0, time_discovered_completed_ns=None, duration_ms=HUGE), "times that cannot be"),
     "length nan": (odd(dump(1), 0, time_discovered_completed_ns=None, duration_ms=float("nan")), "numbers that JSON"),

@@ -164,7 +164,7 @@ def _read(path: Path, low: int) -> ImportedFile:
     except (ArithmeticError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
         # Another tool's file may hold any value in any field.
         raise DataError(f"a value in it cannot be used: {str(error).partition(chr(10))[0][:200]}") from None
-    raise DataError("neither a PyTorch profiler trace nor a flight recorder's dump")
+    raise DataError("it is neither a PyTorch profiler trace nor a flight recorder's dump")
 
 
 def _trace(path: Path, trace: TraceEvents, header: Mapping[str, Any], over: IgnoredInput, low: int) -> ImportedFile:
@@ -194,10 +194,10 @@ def _rank_of(dump: Dump, named: int | None) -> int:
         raise DataError("it does not say whose it is: name the file rank-N... or ..._rank_N...")
     if can_be_rank(said, dump.group_ranks):
         return said
-    why = "which none of its groups has" if can_be_rank(said) else "which is none"
-    where = "by its name" if dump.recorded_rank is None else "by what it says"
+    why = "which none of its groups has" if can_be_rank(said) else "which cannot be"
+    where = "by its name" if dump.recorded_rank is None else "by its content"
     if dump.recorded_rank is not None and can_be_rank(named, dump.group_ranks):
-        dump.doubts.append(f"is of rank {shown(said)} {where}, {why}: it counts as rank {named}'s, as its name tells")
+        dump.doubts.append(f"is of rank {shown(said)} {where}, {why}: it counts as rank {named}'s, as in its name")
         return checked_rank(named)
     dump.doubts.append(f"is of rank {shown(said)} {where}, {why}")
     return checked_rank(said)
@@ -229,7 +229,7 @@ def _by_rank(read: Sequence[ImportedFile], found: Imported, warn: Callable[[str]
         if one.rank in by_rank:
             warn(f"{one.path} was skipped: it is of rank {one.rank}, as is {by_rank[one.rank].path}")
             if first := by_rank[one.rank].dump:
-                first.doubts.append(f"is not the only one of it: {one.path.name}, too, says so and was skipped")
+                first.doubts.append(f"is not the only one of this rank: {one.path.name} was skipped")
         else:
             by_rank[one.rank] = one
     unknown = {one.path: one for one in _one_window([one for one in read if one.rank is None], warn)}
@@ -240,7 +240,7 @@ def _by_rank(read: Sequence[ImportedFile], found: Imported, warn: Callable[[str]
         listed = [f"{rank}: {path.name}" for path, rank in list(numbers.items())[:NAMED]]
         more = f", and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
         found.notes.append(
-            f"the ranks of {len(numbers)} files are not known: neither they nor their names tell them. They are "
+            f"the ranks of {len(numbers)} files are unknown: neither content nor names state them. The files are "
             f"numbered in the order of their names ({', '.join(listed)}{more})"
         )
     return dict(sorted(by_rank.items()))

@@ -188,7 +188,7 @@ def drawable_recording(tables: Tables, folder: Path, steps: int) -> Recording:
     follow the run's plan, if the spans belong to it. Raises DataError if no spans were kept."""
     spans = last_steps(tables.spans, steps)
     if spans.is_empty():
-        raise DataError(f"{folder} holds the sums of its steps and no spans that could be drawn")
+        raise DataError(f"{folder} holds no spans that could be drawn; train with run.timeline_steps above 0")
     notes = Notes()
     plan = _plan(folder / "plan.json", notes)
     hosts, agree = _hosts(folder, notes)

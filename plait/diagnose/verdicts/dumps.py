@@ -214,7 +214,7 @@ def _collectives(dump: Dump, groups: Mapping[str, RingGroup]) -> list[Call]:
         if one.message:
             continue
         if one.sequence is None:
-            dump.over.note("operations without a number", one.verb)
+            dump.over.note("operations without a sequence number", one.verb)
         else:
             parts[one.group, one.sequence].append(one)
     return [_call(CallSequence(groups[group]), number, some) for (group, number), some in parts.items()]
