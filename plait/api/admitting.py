@@ -45,13 +45,13 @@ class AdmissionAction:
     until: float | None = None
 
     def line(self) -> str:
-        """Return a line of text for the user."""
+        """Return the action as a line of text for the user."""
         clock = time.strftime("%H:%M:%S", time.localtime(self.at))
         where = f" {self.where} on {','.join(self.nodes)}" if self.nodes else ""
         return f"{clock}  {self.what} {self.job}{where}"
 
     def to_json(self) -> str:
-        """Return a line of JSON."""
+        """Return the action as a line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -68,16 +68,17 @@ class Round:
     passed: Mapping[str, str]
 
     def to_json(self) -> str:
-        """Return a line of JSON."""
+        """Return the round as a line of JSON."""
         return json.dumps({"what": "round"} | asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionController:
-    """Admission control of a queue. late_policy: which opted-in jobs are requeued if they are still
-    in a zone when it is due: all (``preempt``), or only preemptible jobs (``wait``). dry: True to
-    report actions without performing them. report: called with each round and action.
-    predicted_seconds: predicted seconds by job name."""
+    """Controller that admits jobs of a queue, round by round. late_policy: which opted-in jobs are
+    requeued if they are still in a zone when it is due: all (``preempt``), or only preemptible jobs
+    (``wait``). forecast: predicts run times; None: jobs state their own. dry: True to report
+    actions without performing them. report: called with each round and action. predicted_seconds:
+    predicted run times by job name."""
 
     queue: LiveQueue
     late_policy: Literal["preempt", "wait"] = "preempt"
@@ -112,8 +113,8 @@ class AdmissionController:
         return seen
 
     def _with_predicted_seconds(self, jobs: Sequence[QueuedJob]) -> list[tuple[QueuedJob, float]]:
-        """Return the jobs with their run times in seconds. Each job is forecast once, because its
-        properties at submission do not change."""
+        """Return (job, run time in seconds: stated, predicted or inf) of each job. Each job is
+        forecast once, because its properties at submission do not change."""
         unknown = [job for job in jobs if not job.has_jct and job.name not in self.predicted_seconds]
         if self.forecast and unknown:
             seconds = self.forecast(unknown)
@@ -217,7 +218,7 @@ class AdmitSettings:
     @property
     def forecast(self) -> Forecast | None:
         """The predictor of run times; None without a model. Raises JobError for a model without a
-        trace, and for a trace without a model."""
+        trace, and for a trace without a model; DataError for files that cannot be read."""
         if bool(self.model) != bool(self.trace):
             raise JobError("model and trace go together", key="model, trace", fix="Give both, or neither")
         return forecast_of(Path(self.model), Path(self.trace), self.columns) if self.model else None
@@ -234,7 +235,8 @@ def _with_time(text: str) -> tuple[str, float]:
 
 def forecast_of(model: Path, trace: Path, columns: str | None) -> Forecast:
     """Return a predictor of mean run times in seconds. model: a folder of ``plait queue fit``.
-    trace: the jobs that the cluster has had. Raises JobError and DataError."""
+    trace: a file with the jobs that the cluster has had. columns: the trace's columns by field;
+    None: known ones. Raises JobError and DataError for files that cannot be read."""
     from plait.api.durations import read_jobs
     from plait.place.queue.jct import load
     from plait.place.queue.live import WaitingJob, predict_jct
@@ -270,8 +272,8 @@ def admit_jobs(
 
 
 def _watch(controller: AdmissionController, interval: float, signals: Collection[int]) -> None:
-    """Run rounds until a signal arrives. A cluster manager that does not answer is queried again,
-    without end."""
+    """Run rounds every ``interval`` seconds until a signal arrives. A cluster manager that does not
+    answer is queried again, without end."""
     away, passed = False, set[str]()
     while not signals:
         try:

@@ -20,17 +20,18 @@ LEARNT_RATIO = 0.9
 """The largest ratio of a constant's error after the fit to its error before, at which it counts as
 learnt."""
 FAR_OFF = 0.15
-"""The relative error of a run's prediction after the fit above which it is reported. If most runs
+"""Relative error of a run's prediction after the fit above which it is reported. If most runs
 exceed it, nothing is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittedConstantRow:
-    """A constant before and after the fit. error, error_after: its relative error before and after,
-    one standard deviation; None if unknown. If timed steps determine the constant, ``error`` is at
-    least the error that the fit begins with. sources: files that determine or shift the constant;
-    empty if it is unchanged. surer: True if the sources reduce its error. missing_format: the
-    number format that the constant belongs to, if the device lacks that format."""
+    """A constant before and after the fit. prior, value: before and after. error, error_after: its
+    relative error before and after, one standard deviation; None if unknown. If timed steps
+    determine the constant, ``error`` is at least the error that the fit begins with. sources: files
+    that determine or shift the constant; empty if it is unchanged. improved: True if the sources
+    reduce its error. missing_format: the number format that the constant belongs to, if the device
+    lacks that format."""
 
     name: str
     prior: float
@@ -64,9 +65,10 @@ class FittedConstantRow:
 
 @dataclass(frozen=True)
 class Calibration(Shown):
-    """A cluster with refitted constants. refitted: the fit to timed steps; None if no steps were
-    timed. file: the cluster file that was written. sources: the kind of each file. conflicts,
-    notes: sentences. over: input that readers ignored."""
+    """A cluster with refitted constants. runs: the timed runs behind it. refitted: the fit to timed
+    steps; None if no steps were timed. file: the cluster file that was written. constants: each
+    before and after. sources: the kind of each input file. conflicts, notes: sentences. ignored:
+    counts of input that readers ignored."""
 
     runs: Sequence[TimedRun]
     refitted: Refitted | None
@@ -180,7 +182,8 @@ def _initial_cluster(cluster: str | None, sources: Sources) -> Cluster:
 
 
 def _check_explained(runs: Sequence[TimedRun], refitted: Refitted) -> None:
-    """Raise JobError if the prediction of most runs is far off after the fit."""
+    """Raise JobError naming the worst run if the predictions of most runs are off by more than
+    ``FAR_OFF`` after the fit."""
     from statistics import median_high
 
     from plait.core.base.errors import JobError
@@ -200,8 +203,8 @@ def _check_explained(runs: Sequence[TimedRun], refitted: Refitted) -> None:
 
 
 def _conflicts(direct: Measured, sources: Sources, refitted: Refitted | None) -> Iterator[str]:
-    """Yield sentences on conflicts between direct measurements and steps, and on runs that no
-    constants explain."""
+    """Yield sentences on constants that profiles and timed steps determine differently, and on runs
+    that no constants explain."""
     from plait.plan.calibrate.sources import contradictions
 
     if refitted is None:

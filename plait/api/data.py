@@ -20,13 +20,14 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class PreparedData(Shown):
-    """Corpora that were tokenised or existed already. seconds: the duration of the call."""
+    """Corpora that were tokenised, or existed already, by name. seconds: the duration of the
+    call."""
 
     corpora: tuple[tuple[str, Corpus], ...]
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts of each corpus."""
+        """Return the counts of documents and tokens of each corpus, for JSON."""
         return {"seconds": round(self.seconds, 3), "corpora": self._table().records()}
 
     def parts(self) -> Iterator[Part]:
@@ -58,7 +59,7 @@ class ShownData(Shown):
     notes: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return counts, lengths and samples."""
+        """Return counts, lengths in tokens, and samples, for JSON."""
         return {
             "folder": str(self.folder), "vocab": self.vocab, "end_of_text": self.end_of_text,
             "splits": self._table().records(), "samples": list(self.samples), "notes": list(self.notes),
@@ -180,8 +181,8 @@ def _shown(corpus: Corpus, name: str | None, document: int | None) -> ShownData:
 
 
 def _without_end(corpus: Corpus, split: SplitName, ends: Any) -> int:
-    """Return the number of documents that do not end with end-of-text, as in token files of other
-    tools."""
+    """Return the number of documents in a split that do not end with the end-of-text token, as in
+    token files of other tools."""
     if not corpus.index.in_place:
         return 0
     end = corpus.index.end_of_text

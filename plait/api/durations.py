@@ -22,7 +22,8 @@ HOUR = 3600
 
 
 def read_jobs(file: Path, form: str, columns: str | None) -> Trace:
-    """Return the jobs of a trace. Raises JobError, and DataError for a trace without jobs that can
+    """Return the jobs of a trace. form: its published format; "": detected. columns: the trace's
+    columns by field. Raises JobError for unknown names, DataError for a file without jobs that can
     be replayed."""
     trace = read_trace(file, form, None if columns is None else parse_columns(columns))
     if not len(trace):
@@ -47,7 +48,8 @@ def source_of(trace: Trace) -> dict[str, Any]:
 
 
 def trace_notes(trace: Trace) -> Iterator[str]:
-    """Yield sentences on what was read, left out, changed and decided."""
+    """Yield sentences on the rows of a trace that were read, left out or changed, and on what was
+    assumed."""
     gone = [f"{count} {reason}" for reason, count in trace.dropped.items()]
     left_out = f"; left out: {', '.join(gone)}" if gone else ""
     yield f"{trace.name} ({trace.schema}): {counted(len(trace), 'job')} of {counted(trace.rows, 'row')}{left_out}."
@@ -65,8 +67,8 @@ def settings_of(level: float) -> JctSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedDurations(Shown):
-    """A model of jobs' run times, and its accuracy. level: the upper quantile. folder: the model's
-    folder."""
+    """A model of jobs' run times, and its accuracy. trace: what it was fitted to. level:
+    probability of the predicted upper quantile, such as 0.9. folder: the model's folder."""
 
     trace: Trace
     accuracy: ForecastAccuracy
@@ -74,7 +76,7 @@ class FittedDurations(Shown):
     folder: Path
 
     def to_dict(self) -> dict[str, Any]:
-        """Return errors, and shares of jobs that ran longer than their upper quantile."""
+        """Return errors, and shares of jobs that ran longer than their upper quantile, for JSON."""
         return source_of(self.trace) | asdict(self.accuracy) | {"level": self.level, "model": str(self.folder)}
 
     def parts(self) -> Iterator[Part]:
@@ -150,7 +152,7 @@ class PredictedDurations(Shown):
     jobs: Sequence[Mapping[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the seconds of every job."""
+        """Return the records of all jobs, for JSON."""
         return source_of(self.trace) | {"level": self.level, "bucket_s": BUCKET, "jobs": list(self.jobs)}
 
     def parts(self) -> Iterator[Part]:

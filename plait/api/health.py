@@ -29,13 +29,13 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Examination(Shown):
-    """The findings on this machine, in the order of the probes."""
+    """The findings of ``plait doctor`` on this machine, in the order of the probes."""
 
     findings: Sequence[DoctorFinding]
 
     @property
     def missing(self) -> list[DoctorFinding]:
-        """Findings on what does not work."""
+        """Findings on parts that cannot be used here."""
         return [one for one in self.findings if one.state == "missing"]
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,7 +68,8 @@ def examine_machine(folder: Path) -> Examination:
 
 @dataclass(frozen=True)
 class HostCheck(Shown):
-    """Measurements of hosts and links, and the problems found."""
+    """Measurements of hosts and links (``report``, by host; rates in bytes per second), and the
+    problems found."""
 
     report: Mapping[str, Any]
     problems: Sequence[Finding]
@@ -103,13 +104,12 @@ class HostCheck(Shown):
 def check_hosts(
     place: LaunchTarget, folder: Path, *, nodes: int = 1, size: int = 8 << 20, limits: Limits = DEFAULT_LIMITS
 ) -> HostCheck | int:
-    """Measure the hosts of a launch target, with a rank on each. Return the exit status of ranks
-    that fail.
+    """Measure the hosts of a launch target, with a rank on each; return the result, or the exit
+    status if ranks fail.
 
     folder: files are written to its disk. nodes: the number of hosts, if the target does not fix
     it. size: bytes that each measurement of a link sends. limits: what every host and link must
-    reach. Raises JobError and LaunchError.
-    """
+    reach. Raises JobError and LaunchError."""
     from plait.api.ranks import RankSet
     from plait.core.base import programs
     from plait.core.base.errors import LaunchError

@@ -66,7 +66,7 @@ class OrderedNodes:
 
 def order_nodes(plan: Plan, tree: Topology, granted: GrantedNodes, when_free: str = "are free now") -> OrderedNodes:
     """Return the best order of the granted nodes for a plan. tree: the cluster and its nodes'
-    states. when: the time of these states, in words. Raises PlacementError for nodes that the
+    states. when_free: the time of these states, in words. Raises PlacementError for nodes that the
     topology lacks, and if the plan's groups do not fit on the granted nodes."""
     if missing := [host for host in granted.hosts if host not in tree.places]:
         raise PlacementError(f"The topology has no node {', '.join(missing[:5])}.")
@@ -86,16 +86,17 @@ def _best(plan: Plan, tree: Topology, each: int) -> Placement:
 
 
 def slurm_order(plan: Plan, granted: GrantedNodes) -> tuple[Sequence[str], str]:
-    """Return the best order of the granted nodes by Slurm's switches and node states, and a
-    sentence on it."""
+    """Return (best order of the granted nodes by Slurm's switches and node states, a sentence on
+    it). Raises PlacementError and JobError if there is none."""
     tree, _ = read_topology("slurm:")
     found = order_nodes(plan, tree, granted)
     return found.granted.hosts, found.description
 
 
 def pod_order(plan: Plan, granted: GrantedNodes, file: Path) -> tuple[Sequence[str], str]:
-    """Return the best order of the granted nodes by a topology file sent with the run, and a
-    sentence on it. Pods need no right to read nodes then."""
+    """Return (best order of the granted nodes by a topology file sent with the run, a sentence on
+    it). Pods need no right to read nodes then. Raises PlacementError and JobError if there is none.
+    """
     tree, _ = read_topology(str(file))
     found = order_nodes(plan, tree, granted, "were free when it was sent")
     return found.granted.hosts, found.description

@@ -98,8 +98,8 @@ class MemoryCheck(NamedTuple):
 
 
 def memory_of_step(step: Step, job: Job, cluster: Cluster | None, place: LaunchTarget) -> MemoryCheck:
-    """Return the memory of a job's step on a cluster's devices; without a cluster, at the launch
-    target."""
+    """Return the predicted memory of a job's step, and what it is compared with: a cluster's
+    devices, or without ``cluster`` the launch target's memory."""
     from plait.plan.explain.memory_report import estimate_on, memory_report
     from plait.plan.search.fits import estimate_in, room
     from plait.plan.search.request import margin_of
@@ -144,8 +144,8 @@ class JobCheck(Shown):
             check_fits(self.job, memory.estimate, self.vocab, memory.available_here)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the bytes of every rank by kind and by axis, and whether they fit; None if
-        unknown."""
+        """Return the bytes of every rank by kind and by axis, and ``fits``, which is None if
+        unknown; for JSON."""
         return self.estimate.to_dict() | {
             "fits": self.memory.fits,
             "available": self.memory.available,
@@ -154,8 +154,8 @@ class JobCheck(Shown):
         }
 
     def parts(self) -> Iterator[Part]:
-        """Yield tables of a rank's tensors on every pipeline rank, and of the most bytes that a
-        rank sends on each axis."""
+        """Yield a table of the bytes of a rank's tensors on every pipeline rank, and one of the
+        most bytes per step that a rank sends on each axis."""
         found, most = self.estimate, self.estimate.most
         yield f"{self.file}, which would run in {self.folder}"
         yield _head(found)
@@ -298,15 +298,16 @@ def check_ranks(plan: Plan, place: LaunchTarget, on: str) -> str:
 
 
 def room_of(plan: Plan, place: LaunchTarget) -> AvailableMemory | None:
-    """Return this machine's memory for the ranks of a plan; None if they run elsewhere."""
+    """Return the memory that this machine has for the ranks of a plan; None if they run elsewhere,
+    or if it is unknown."""
     from plait.plan.search.fits import room
 
     return room(plan.job.run.device, plan.layout.world_size) if place.is_local and plan.job else None
 
 
 def lab_without_spares(job: Job, place: LaunchTarget) -> LabSpec | None:
-    """Return the lab to plan for: without the hosts that the job keeps as spares. Raises
-    JobError."""
+    """Return the lab to plan for: the launch target's, without the hosts that the job keeps as
+    spares; None without a lab. Raises JobError if the remaining minipods are unequal."""
     from dataclasses import replace
 
     from plait.core.base.errors import JobError

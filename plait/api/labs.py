@@ -30,24 +30,26 @@ __all__ = [
 
 
 def cut_host(lab: LabEntry, host: str) -> str:
-    """Cut a link of a running lab. host: its number, or ``pod0`` for a minipod's link to the core.
-    Return the host in words. Raises JobError."""
+    """Cut the links of a host of a running lab. host: its number, or ``pod0`` for the link of
+    minipod 0 to the core. Return the host in words, for a message. Raises JobError for an unknown
+    host."""
     pod, number = _link(host)
     lab.network.cut(number, pod=pod)
     return _host_text(pod, number)
 
 
 def restore_host(lab: LabEntry, host: str) -> str:
-    """Restore a link that ``cut_host`` has cut. host: as for ``cut_host``. Return the host in
-    words. Raises JobError."""
+    """Restore the links that ``cut_host`` has cut. host: as for ``cut_host``. Return the host in
+    words, for a message. Raises JobError for an unknown host."""
     pod, number = _link(host)
     lab.network.heal(number, pod=pod)
     return _host_text(pod, number)
 
 
 def slow_host(lab: LabEntry, host: str, rate: str) -> str:
-    """Set the rate of a link in both directions: ``100mbit``, ``unlimited``. host: as for
-    ``cut_host``. Return the host in words, with the rates before and now. Raises JobError."""
+    """Set the rate of a host's links in both directions. host: as for ``cut_host``. rate: such as
+    ``100mbit``, or ``unlimited``. Return the host in words, with the rates before and now. Raises
+    JobError for an unknown host or an invalid rate."""
     pod, number = _link(host)
     network = lab.network
     before = network.rate(number, pod=pod)
@@ -56,7 +58,8 @@ def slow_host(lab: LabEntry, host: str, rate: str) -> str:
 
 
 def _link(name: str) -> tuple[bool, int]:
-    """Return True for the name of a minipod, False for a host's; and its number."""
+    """Return (True for a minipod such as ``pod0``, False for a host; its number). Raises JobError
+    for any other name."""
     number = name.removeprefix("pod")
     if not (number.isascii() and number.isdecimal() and len(number) <= 9):
         raise JobError(f"{name!r} is no host and no minipod", fix="Write a host's number, or pod0, pod1, ...")

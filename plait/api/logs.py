@@ -33,9 +33,9 @@ _RANK = re.compile(r"rank-(\d+)\.log")
 
 
 def log_files(run: Path, ranks: Sequence[int] = ()) -> list[tuple[str, Path]]:
-    """Return files of a run with their origins: ``slurm JOB``, ``rank N``; ``steps``
-    (metrics.jsonl) if there is neither a Slurm log nor a terminal log. ranks: only files of these
-    ranks; empty: all files."""
+    """Return (origin, log file) of a run: ``slurm JOB``, ``rank N``; ``steps`` (metrics.jsonl) if
+    there is neither a Slurm log nor a terminal log. ranks: only files of these ranks; none given:
+    all files. Raises JobError for a rank without a log."""
     found = _rank_logs(run)
     files = [(f"rank {rank}", found[rank]) for rank in sorted(found) if not ranks or rank in ranks]
     terminal = run / "logs" / TERMINAL
@@ -68,7 +68,8 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 @dataclass
 class _LogTail:
-    """A file that may grow, be replaced by a new one, or not exist yet."""
+    """Reader of a log file that may grow, be replaced by a new one, or not exist yet. read: bytes
+    read so far. rest: an unterminated last line."""
 
     path: Path
     read: int = 0
@@ -98,8 +99,8 @@ class _LogTail:
 
 def log_lines(run: Path, ranks: Sequence[int] = (), *, last: int = 0, follow: bool = False) -> Iterator[str]:
     """Yield lines as ``[rank 3] text``, file after file, then new lines as they come. last: the
-    most lines of each file; 0: all. follow: True to go on until the run has ended. Raises
-    JobError."""
+    largest number of lines of each file; 0: all. follow: True to go on until the run has ended.
+    Raises JobError for a rank without a log."""
     from plait.api.runs import view_run
 
     _check_ranks(run, ranks)

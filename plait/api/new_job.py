@@ -36,8 +36,9 @@ _KEY = re.compile(r"#?([\w-]+)\s*=")
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
     """The options of ``plait init``, as read. name: of the model, as the user wrote it. keys: of
-    [model]. count, kind: of accelerators. target: where the job runs; partition: its partition or
-    namespace. sequence_length: tokens of a sequence."""
+    [model]. spec: the model's shapes. count, kind: of accelerators. target: where the job runs;
+    partition: its partition or namespace. sequence_length: tokens of a sequence. data: paths.
+    tokenizer: its file or name."""
 
     name: str
     keys: Mapping[str, Any]
@@ -57,7 +58,7 @@ class NewJob:
 
     @property
     def node_keys(self) -> list[Line]:
-        """The keys for the number of nodes, and of GPUs per node."""
+        """Lines of the job file with the number of nodes, and of GPUs per node."""
         from plait.core.cluster.hardware import Cluster
 
         if self.kind == CPU:
@@ -84,7 +85,8 @@ def read_options(options: Mapping[str, str]) -> NewJob:
 
 
 def _model(text: str) -> tuple[Mapping[str, Any], ModelSpec]:
-    """Return the keys of [model], and the model's shapes."""
+    """Return (keys of [model], the model's shapes) for a preset, a Hugging Face folder or
+    ``small``. Raises JobError for anything else."""
     from plait.core.base.env import specs_folder
     from plait.core.model.spec import ModelSpec
 
@@ -115,7 +117,8 @@ def accelerator_kinds() -> list[str]:
 
 
 def _accelerators(text: str) -> tuple[int, str]:
-    """Return the number of accelerators and their kind."""
+    """Return (number of accelerators, their kind), from text such as ``8xh100``. Raises
+    JobError."""
     from plait.core.base.process import usable_cores
     from plait.core.cluster.hardware import Cluster
 
@@ -149,7 +152,8 @@ def _sequence(text: str, most: int) -> int:
 
 
 def _data(text: str, *, mounted: bool) -> list[str]:
-    """Return the paths of the data. mounted: True if they lie on volumes that only pods may see."""
+    """Return the paths of the data. mounted: True if they lie on volumes that only pods may see, so
+    that they are not checked. Raises JobError for a missing file."""
     from plait.core.job.settings import STDLIB
 
     paths = [part.strip() for part in text.split(",") if part.strip()]
@@ -172,7 +176,8 @@ def _tokenizer(text: str) -> str:
 
 
 def _place(text: str) -> tuple[str, str]:
-    """Return where the job runs, and in which partition or namespace."""
+    """Return (where the job runs, its partition or namespace), from text such as ``slurm:gpu``.
+    Raises JobError."""
     place, _, part = text.partition(":")
     if place not in (HERE, "slurm", "kubernetes") or (place == HERE and part):
         fix = "Use here, slurm, slurm:PARTITION, kubernetes or kubernetes:NAMESPACE"
@@ -255,7 +260,7 @@ def _train_keys(new: NewJob, folder: Path) -> list[Line]:
 
 
 def _from(folder: Path, name: str | Path) -> str:
-    """Return a relative path as a file in ``folder`` names it; words that are no paths stay as they
+    """Return a relative path as a job file in ``folder`` must name it; other words stay as they
     are."""
     from plait.core.job.settings import BYTES, STDLIB
 

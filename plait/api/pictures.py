@@ -30,11 +30,11 @@ FORMATS = ("svg", "png", "pdf")
 REPRODUCIBLE: dict[Any, Any] = {"svg.hashsalt": "plait", "svg.fonttype": "none"}
 """matplotlib's settings for saving a figure, by which the same picture gives the same file."""
 GREY = "#808890"
-"""The colour of lines and words: readable on white and on black."""
+"""The colour of lines and text: readable on white and on black."""
 COLOURS = {"waiting": "#b8bec6"}
 """Colours of kinds that are not to stand out."""
 MANY = 500
-"""The number of bars from which edges are left out, because they would hide the bars."""
+"""The number of bars above which their edges are not drawn, because they would hide the bars."""
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -232,11 +232,11 @@ def draw_pairs(pairs: RankPairs, path: Path, *, pods: Sequence[str], ranks_per_n
 
 STATE_COLOURS = {"free": "#dfe4ea", "busy": "#9aa4b0", "down": "#d64545"}
 MOST_NAMED = 24
-"""The largest number of groups in the legend."""
+"""The largest number of groups that the legend names."""
 GAP = 1.6
-"""The distance between frames, in cells; a name stands above each frame."""
+"""The distance between the frames of minipods, in cells; a name stands above each frame."""
 MANY_NODES = 2_000
-"""The number of nodes from which neighbours of one colour become one rectangle."""
+"""The number of nodes above which neighbours of one colour become one rectangle."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,8 @@ def _summary(spread: Mapping[str, int]) -> str:
 
 
 def _laid_out(topology: Topology, level: Level | None) -> tuple[list[_Frame], float, float]:
-    """Return frames, arranged in rows of about equal width, and the width and height of all."""
+    """Return (frames of the minipods, arranged in rows of about equal width; width and height of
+    the whole, in cells)."""
     pods: list[tuple[str, list[list[Node]]]] = []
     for name, nodes in topology.minipods(level).items():
         leaves: dict[int, list[Node]] = {}
@@ -339,8 +340,8 @@ def _draw_cells(axes: Axes, frames: Sequence[_Frame], groups: dict[str, str], no
 
 
 def _runs(paints: Sequence[tuple[str, float]], *, whole: bool) -> list[tuple[tuple[str, float], int, int]]:
-    """Return (paint, first, end) for each run of neighbours with the same paint; for every cell
-    unless ``whole``."""
+    """Return (paint, first index, end) for each run of neighbours with the same paint; without
+    ``whole`` one for every cell."""
     runs: list[tuple[tuple[str, float], int, int]] = []
     for place, paint in enumerate(paints):
         if whole and runs and runs[-1][0] == paint:

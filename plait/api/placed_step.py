@@ -27,8 +27,9 @@ from plait.plan.search.simulate import PlacedOn, simulate_plan
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedStep:
-    """The step of one strategy. seconds: as placed; inside: if no group left its minipod.
-    dp_spread, pp_spread: minipods of the most spread DP group and PP group. hosts: by node rank."""
+    """The predicted step of one placed strategy. seconds: as placed; inside: if no group crossed
+    minipods. dp_spread, pp_spread: minipods of the most spread DP group and PP group. hosts: by
+    node rank."""
 
     strategy: str
     seconds: float
@@ -39,7 +40,8 @@ class PlacedStep:
 
     @property
     def slowdown(self) -> float:
-        """The cost of the placement, as a share of the step inside minipods."""
+        """The relative increase of the step by the placement: its seconds over those inside
+        minipods, minus 1."""
         return self.seconds / self.inside - 1
 
 
@@ -52,7 +54,7 @@ class PlacedSteps(Shown):
     network: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a row for each strategy."""
+        """Return a dictionary for each strategy with its seconds and spreads, for JSON."""
         rows = [asdict(one) | {"more": one.slowdown} for one in self.steps]
         return {"placed": rows, "network": self.network}
 
@@ -72,9 +74,10 @@ class PlacedSteps(Shown):
 def place_steps(
     planning: Planning, plan_answer: PlanAnswer, overrides: Sequence[str]
 ) -> tuple[PlanAnswer, PlacedSteps]:
-    """Return the answer with its strategies in the order of their predicted steps as placed, the
-    fastest first; and these steps. Strategies are placed on ``place.topology``, or by
-    ``place.rank_table``. Raises JobError, PlacementError."""
+    """Return (the answer with its strategies in the order of their predicted steps as placed, the
+    fastest first; these steps). Strategies are placed on ``place.topology``, or by
+    ``place.rank_table``. Raises JobError for a missing or unfit topology, PlacementError if there
+    is no placement."""
     planner = planning.planner
     planner.refuse_framework("placed")
     settings = planner.job.place.changed(overrides)

@@ -119,7 +119,7 @@ class PlacedAnswer(Shown):
 
 
 def placement_file(table: Path) -> Path:
-    """Return the file of the placement that belongs to a rank table."""
+    """Return the path of the file with the placement that belongs to a rank table, next to it."""
     return table.with_name("placement.json" if table.stem == "rank_table" else f"{table.stem}.placement.json")
 
 

@@ -48,18 +48,19 @@ class PlacementRequest:
     topology: str | Topology
     overrides: Sequence[str] = ()
     settings: PlaceSection = field(default_factory=PlaceSection)
-    """The job's [place], after ``read``."""
+    """The settings of the job's table ``[place]``; known after ``read``."""
     alpha: float = 0.0
     affinity_reason: str = ""
     problem: Problem = field(init=False)
     cluster_topology: Topology = field(init=False)
     spots: dict[str, Spot] = field(init=False)
     remarks: Remarks = field(init=False)
-    """Remarks on the topology, and its nodes that are not used."""
+    """Remarks on the topology, and on its nodes that are not used; known after ``read``."""
     ranks_per_node: int = 0
     """Ranks per node."""
     planned_cluster: tuple[Plan, float | None, str, int] | None = None
-    """The result of ``plan_of`` for ``job``; None until it is known."""
+    """The result of ``plan_of`` for ``job``: plan, rate of its links, device, ranks per node; None
+    until it is known."""
 
     def read(self) -> None:
         """Read job, topology and weights. Raises JobError or PlacementError that names the invalid
@@ -129,7 +130,8 @@ class PlacementRequest:
         return pools_of(self.cluster_topology, self._node_filter(gpu))
 
     def _gpus(self, stages: int) -> tuple[str, ...]:
-        """Return the GPU type of each stage; empty if the stages have no types of their own."""
+        """Return the GPU type of each pipeline stage; empty if the stages have no types of their
+        own. Raises JobError for a type that no node has."""
         found = [""] * stages
         for one in self.settings.gpu:
             stage, _, kind = one.rpartition("=")
@@ -165,8 +167,8 @@ class PlacementRequest:
         return min(found, key=lambda one: one.score)
 
     def _best(self, problem: Problem) -> Placement:
-        """Return the best placement; nodes of an expert-parallel group stay in one minipod if that
-        costs nothing."""
+        """Return the best placement of a problem by the chosen method; nodes of an expert-parallel
+        group stay in one minipod if that costs nothing. Raises PlacementError if there is none."""
         apart, together = place(problem, self.settings.method), problem.together
         if together is None:
             return apart
@@ -208,7 +210,7 @@ class PlacementRequest:
         return self.answer(found.placement, found)
 
     own_hosts: Sequence[str] = ()
-    """Hosts that the job already has."""
+    """Names of hosts that the job already has, which count as free."""
 
     def _earlier(self, old_file: Path) -> Placement:
         try:
@@ -245,8 +247,9 @@ class PlacementRequest:
         draw_topology(self.cluster_topology, file, groups=groups, level=self.settings.level or None, title=title)
 
     def draw_pairs(self, placement: Placement, file: Path) -> float:
-        """Draw the bytes that ranks send each other; return the share of pairs that send nothing.
-        Raises JobError for a model with experts, whose bytes are counted only by group."""
+        """Draw the bytes that ranks send each other in a step into a file; return the share of
+        pairs that send nothing. Raises JobError for a model with experts, whose bytes are counted
+        only by group."""
         from plait.api.pictures import draw_pairs
         from plait.plan.search.volumes import pairs_of
 
@@ -337,7 +340,8 @@ def plan_of(file: Path | Plan, overrides: Sequence[str]) -> tuple[Plan, float | 
 
 
 def volumes_of(plan: Plan) -> tuple[Volume, ...]:
-    """Return bytes per step along every axis for each pipeline rank, as the planner counts them."""
+    """Return, for each pipeline rank, the bytes that a rank sends in a step along dp and pp and
+    between experts, as the planner counts them."""
     from plait.plan.search.volumes import expert_volume
 
     ep = plan.job.strategy.ep if plan.job else 1

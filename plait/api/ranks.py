@@ -28,10 +28,10 @@ class RankSet:
     logs: the folder for the ranks' output. timeout: seconds that a rank may be silent. lock: the
     run's lock, if there is a run. silent: True to send the output of rank 0 to its log, too.
     folder: the run's folder, if ranks leave evidence of hangs there. deadline: seconds that a
-    collective or transfer may take; first: seconds that work may take the first time. plan: the
-    run's plan, if ranks train; failed ranks are then restarted, ``restarts`` times in a row without
-    a new checkpoint. open_job: the job as the user wrote it, from which another plan can be made.
-    """
+    collective or transfer may take; first_deadline: seconds that work may take the first time.
+    plan: the run's plan, if ranks train; failed ranks are then restarted, ``restarts`` times in a
+    row without a new checkpoint. open_job: the job as the user wrote it, from which another plan
+    can be made."""
 
     module: str
     arguments: Sequence[str]
@@ -49,7 +49,7 @@ class RankSet:
 
     @property
     def argv(self) -> list[str]:
-        """The command of a rank on this machine."""
+        """The command of a rank on this machine, as a list of arguments."""
         from plait.core.base.process import command_of
 
         return command_of(self.module, *self.arguments)
@@ -88,8 +88,8 @@ def run_watched(start: RankStarter, ranks: RankSet) -> int:
 
 
 def collecting_records(ranks: RankSet) -> AbstractContextManager[None]:
-    """Return a context in which records of ranks are collected, if they have a folder for
-    records."""
+    """Return a context in which an agent collects what the ranks record; it does nothing for ranks
+    without a folder of a run."""
     from contextlib import nullcontext
 
     from plait.core.job.collecting import collecting

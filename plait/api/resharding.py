@@ -21,7 +21,8 @@ MOST_ROWS = 24
 
 @dataclass(frozen=True)
 class ReshardAnswer(Shown):
-    """A plan for one tensor, and the NICs that it uses. title: layouts, type, shape and rate."""
+    """A plan that moves one tensor to another layout, and the NICs that it uses. title: layouts,
+    type, shape and rate, as text."""
 
     plan: ReshardPlan
     fabric: Fabric
@@ -29,7 +30,8 @@ class ReshardAnswer(Shown):
 
     @property
     def bars(self) -> list[Bar]:
-        """Transfers of every NIC over time, in seconds; a kind for each sending host."""
+        """Bars of the transfers of every NIC over time, in seconds; a kind (colour) for each
+        sending host."""
         fabric = self.fabric
         bars: list[tuple[int, int, Bar]] = []
         for number, step in enumerate(self.plan.steps):
@@ -44,7 +46,8 @@ class ReshardAnswer(Shown):
         return [bar for *_, bar in sorted(bars, key=lambda entry: entry[:2])]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan, which ``ReshardPlan.from_dict`` reads, with predicted nanoseconds."""
+        """Return the plan as ``ReshardPlan.from_dict`` reads it, with predicted nanoseconds, for
+        JSON."""
         plan = self.plan
         return plan.to_dict() | {"predicted": plan.predicted, "key": plan.key}
 
@@ -70,16 +73,16 @@ class ReshardAnswer(Shown):
         yield f"predicted {plan.predicted / 1e9:.4f} s; lower bound {plan.lower_bound / 1e9:.4f} s{ratio}"
 
     def draw(self, file: Path) -> None:
-        """Draw every NIC's use. Raises DataError for a file ending that names no picture format;
-        OSError."""
+        """Draw every NIC's use over time into a file. Raises DataError for a file ending that names
+        no picture format, OSError if the file cannot be written."""
         from plait.api.pictures import draw_gantt
 
         draw_gantt(self.bars, file, title=self.title)
 
 
 def explain_reshard(reshard: Reshard, fabric: Fabric, way: TransferMethod | None = None) -> ReshardAnswer:
-    """Return the plan for one tensor. way: the communication method of all unit tasks; None: chosen
-    for each. Raises ReshardError."""
+    """Return the plan that moves one tensor. way: the communication method of all its parts; None:
+    the cheapest for each. Raises ReshardError for invalid layouts or an unknown method."""
     plan = plan_reshard(reshard, fabric, way=way)
     shape = "x".join(map(str, reshard.shape)) or "scalar"
     return ReshardAnswer(plan, fabric, f"{reshard.source} -> {reshard.destination}, {shape}")
@@ -89,9 +92,9 @@ def fabric_of(
     source: TensorLayout, destination: TensorLayout, *, rate: float, latency: float = 50e-6, nics_per_host: int = 1,
     ranks_per_host: int | None = None,
 ) -> Fabric:  # fmt: skip
-    """Return hosts and NICs of the ranks of two layouts. rate: bytes per second of a NIC, each way.
-    latency: seconds of each message. ranks_per_host: None: each row of a mesh is a host. Raises
-    ReshardError."""
+    """Return the hosts and NICs of the ranks of two layouts. rate: bytes per second of a NIC, each
+    way. latency: seconds of each message. ranks_per_host: None: each row of a mesh is a host.
+    Raises ReshardError for numbers below 1, and for meshes that share ranks."""
     if nics_per_host < 1 or (ranks_per_host is not None and ranks_per_host < 1):
         raise ReshardError("nics_per_host and ranks_per_host must be at least 1.")
     if ranks_per_host is not None:

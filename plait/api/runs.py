@@ -32,11 +32,12 @@ RUN_FILES = ("plan.json", "attempts.jsonl", "lock.json")
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run. state: ``running``, ``waiting`` (in Slurm's queue), ``ended``, ``stopped`` (on
-    request), ``failed``, ``lost`` (its launcher is gone), ``new`` (never started), ``unknown``.
-    job: the model. step, steps, loss: None if unknown. started: the last start, seconds since 1970.
-    pid: the launcher's, if it is a process of this host. slurm: Slurm jobs of the run that have not
-    ended."""
+    """A run as its folder records it. state: ``running``, ``waiting`` (in Slurm's queue),
+    ``ended``, ``stopped`` (on request), ``failed``, ``lost`` (its launcher is gone), ``new`` (never
+    started), ``unknown``. job: the model. step, steps, loss: last step, total number of steps and
+    last loss; None if unknown. started: the last start, seconds since 1970. where: hosts. why: the
+    reason of a failure. pid: the launcher's, if it is a process of this host. slurm: Slurm jobs of
+    the run that have not ended."""
 
     name: str
     folder: Path
@@ -67,7 +68,7 @@ class RunList(Shown):
     notes: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values of every run."""
+        """Return the fields of every run, for JSON."""
         runs = [asdict(one) | {"folder": str(one.folder)} for one in self.runs]
         return {"folder": str(self.folder), "runs": runs, "notes": list(self.notes)}
 
@@ -152,7 +153,8 @@ def find_run(word: str, folder: Path | str = "runs") -> Path:
 
 
 def _queued(folders: Sequence[Path]) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return Slurm's queue if a run was submitted to Slurm, and a note if Slurm does not answer."""
+    """Return (the jobs in Slurm's queue with their batch scripts, if a run was submitted to Slurm;
+    a note if Slurm does not answer)."""
     from plait.launch.slurm import commands as slurm
 
     if not any((one / slurm.SCRIPT).is_file() for one in folders):
@@ -207,7 +209,7 @@ def _state(last: Attempt | None, held: Held | None, jobs: Sequence[str], *, dama
 
 
 def _where(last: Attempt | None, held: Held | None, jobs: Sequence[str], folder: Path) -> str:
-    """Return where the run runs, or ran last."""
+    """Return a phrase on where the run runs, or ran last: Slurm jobs or hosts."""
     from plait.core.topology.hostlist import fold
 
     holder = held.holder if held and held.alive else None
@@ -224,7 +226,7 @@ def _where(last: Attempt | None, held: Held | None, jobs: Sequence[str], folder:
 
 
 def _job(folder: Path) -> tuple[str, int | None]:
-    """Return the model in a word, and the total number of steps."""
+    """Return (the model in a word, total number of steps; None if unknown)."""
     from plait.core.job.spec import Job
 
     try:
@@ -261,7 +263,7 @@ class ClusterRuns(Shown):
     runs: Sequence[ClusterRun]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values of every run."""
+        """Return the fields of every run, for JSON."""
         return {"namespace": self.namespace_name, "runs": [asdict(one) for one in self.runs]}
 
     def parts(self) -> Iterator[Part]:

@@ -23,8 +23,8 @@ no picture has room for them."""
 
 @dataclass(frozen=True)
 class ScheduleAnswer(Shown):
-    """A simulated schedule. closed_form_costs: its bubble and live activations by formula; None for
-    a hand-written schedule."""
+    """A simulated schedule. run: its ops with their times. closed_form_costs: its bubble and live
+    activations by formula; None for a hand-written schedule."""
 
     run: DryRun
     closed_form_costs: ClosedFormResult | None
@@ -38,7 +38,7 @@ class ScheduleAnswer(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ops of every rank with their times, the step's time, idle time and live
-        activations."""
+        activations, for JSON. Times have the unit of the passes."""
         run, known = self.run, self.closed_form_costs
         return {
             "name": run.schedule.name,
@@ -71,8 +71,8 @@ class ScheduleAnswer(Shown):
         yield f"time of the step {self.run.makespan:g}; longest idle {self.run.bubble():g}{words}"
 
     def draw(self, file: Path) -> None:
-        """Draw the schedule over time. Raises DataError for a file ending that names no picture
-        format; OSError."""
+        """Draw the schedule's ops over time into a file. Raises DataError for a file ending that
+        names no picture format, OSError if the file cannot be written."""
         from plait.api.pictures import draw_gantt
 
         draw_gantt(self.run.bars(), file, title=self.title, unit="units of the costs")

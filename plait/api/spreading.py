@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TIMEOUT = 600.0
 """Seconds that a rank may be silent."""
 WARM = 2
-"""The number of a run's first steps that are left out."""
+"""The number of a timed run's first steps that do not count."""
 FEWEST_STEPS = WARM + 3
 MOST_DRAWN = 64
 """The largest number of random orders that are tried for an order that keeps neither kind of group
@@ -38,7 +38,7 @@ ORDER_LABELS = {"dp": "DP groups in minipods", "pp": "PP groups in minipods", "r
 
 @dataclass(frozen=True)
 class SpreadAnswer(Shown):
-    """Measured costs of spreading over minipods."""
+    """Measured costs of spreading groups of ranks over minipods."""
 
     profile: PlacementProfile
 
@@ -103,7 +103,7 @@ class SpreadAnswer(Shown):
         draw_curves(list(panels.items()), file, title=title, x_label="log2 of bytes")
 
     def with_job(self, job: PlacedJob) -> SpreadAnswer:
-        """Return the answer with a job's steps by placement."""
+        """Return this answer with a job's step times by placement added."""
         return SpreadAnswer(self.profile.model_copy(update={"job": job}))
 
     @property
@@ -140,9 +140,9 @@ class SpreadAnswer(Shown):
 def profile_spread(
     out: Path, place: LaunchTarget, nodes_per_minipod: int, ranks: int | None, seconds: float, *, quiet: bool
 ) -> SpreadAnswer | int:
-    """Measure collectives by the number of minipods that groups spread over, with ranks that write
-    to ``out``. Return the exit status of ranks that fail. ranks: their number, if the launch target
-    does not fix it. Raises JobError."""
+    """Measure collectives of groups that lie in one or several minipods, with ranks that write to
+    ``out``; return the costs, or the exit status if ranks fail. ranks: their number, if the launch
+    target does not fix it. seconds: longest duration. Raises JobError."""
     from plait.api.ranks import RankSet
     from plait.core.cluster.network import PlacementProfile
 
@@ -198,7 +198,7 @@ def time_by_placement(
 
 
 def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
-    """Return the orders of nodes that are compared, and ranks per node. Aligned orders are computed
+    """Return (the orders of nodes that are compared, ranks per node). Aligned orders are computed
     by ``plait place`` at alpha 1 and 0. The random order is the first draw that spreads both kinds
     of groups; the last draw if none does."""
     import random
@@ -232,7 +232,8 @@ def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
 
 
 def _spreads(request: PlacementRequest, hosts: Sequence[str]) -> tuple[int, int]:
-    """Return the minipods of the most spread DP group and PP group."""
+    """Return (minipods of the most spread DP group, of the most spread PP group). hosts: by node
+    rank."""
     from plait.core.job.communication import columns_of, rows_of
 
     heights, block = request.problem.heights, request.problem.nodes_per_cell
@@ -246,7 +247,8 @@ def _spreads(request: PlacementRequest, hosts: Sequence[str]) -> tuple[int, int]
 
 
 def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
-    """Train with this order of nodes; return the median seconds per step."""
+    """Train a job with this order of nodes; return the median seconds per step. each: ranks per
+    node. Raises LaunchError if the run fails."""
     from plait.api.places import place_of, with_table
     from plait.api.planning import without_batch_rampup
     from plait.api.training import prepare, run_plan

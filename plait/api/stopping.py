@@ -94,7 +94,8 @@ def _ended(folder: Path) -> str:
 
 def _wait_until(over: Callable[[], bool], wait: float, doing: Callable[[], str], say: Callable[[str], None],
              look: float = POLL_SECONDS) -> bool:  # fmt: skip
-    """Return True if ``over`` becomes true within ``wait`` seconds."""
+    """Return True if ``over`` becomes true within ``wait`` seconds. doing: what is waited for, said
+    every ``REPORT_SECONDS``. look: seconds between two checks."""
     end, told = time.monotonic() + wait, time.monotonic() + REPORT_SECONDS
     while not over():
         if (now := time.monotonic()) > end:
@@ -125,7 +126,8 @@ def _stop_here(folder: Path, held: Held | None, *, at_once: bool, say: Callable[
 
 
 def _elsewhere(folder: Path, held: Held, holder: Holder, *, at_once: bool) -> str:
-    """Return instructions for a run whose launcher cannot be reached from here."""
+    """Return a message with the host and the command that stop a run whose launcher cannot be
+    reached from here."""
     from plait.core.runs.lock import EXPIRES
 
     path, host, here = folder.absolute(), holder.host, socket.gethostname()
@@ -158,7 +160,8 @@ def _kill(holder: Holder) -> None:
 
 
 def _signal(holder: Holder, number: signal.Signals) -> None:
-    """Send a signal to that process, never to another process that has its number by now."""
+    """Send a signal to a launcher's process, never to another process that has its number by now.
+    Raises LaunchError if that is not allowed."""
     from plait.core.base.process import process_since
 
     with suppress(ProcessLookupError):
@@ -193,7 +196,7 @@ def _stop_slurm(jobs: tuple[str, ...], folder: Path, *, at_once: bool, say: Call
 
 
 def cluster_of(folder: Path) -> KubernetesNamespace:
-    """Return the namespace that a run's job names."""
+    """Return the Kubernetes namespace that the run's job names. Raises JobError and LaunchError."""
     from plait.core.job.spec import Job
     from plait.launch.kubernetes.api import KubernetesNamespace
 
@@ -204,7 +207,8 @@ def cluster_of(folder: Path) -> KubernetesNamespace:
 def stop_in_cluster(
     cluster: KubernetesNamespace, name: str, *, at_once: bool, wait: float, say: Callable[[str], None]
 ) -> StopResult:
-    """Stop a run by the name of its Job or JobSet. Raises LaunchError."""
+    """Stop a run by the name of its Job or JobSet, and wait for its end, ``wait`` seconds at most.
+    Raises LaunchError for an unknown run, or if the cluster refuses."""
     from plait.launch.kubernetes.objects import end, exists, run_in
 
     run = run_in(cluster, name)

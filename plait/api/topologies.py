@@ -23,7 +23,7 @@ __all__ = [
 
 LAB = "lab:"
 ENDINGS = {".toml": "toml", ".json": "json", ".conf": "topology.conf", ".yaml": "topology.yaml"}
-"""Forms by the ending of a file's name."""
+"""Formats of topology files, by the ending of a file's name."""
 
 
 @dataclass(frozen=True)
@@ -88,22 +88,22 @@ class TopologyAnswer(Shown):
             yield f"{len(spread)} groups; the widest, {worst}, touches {spread[worst]} minipods"
 
     def draw(self, file: Path) -> None:
-        """Draw the topology, with a colour for every group. Raises DataError for a file ending that
-        names no picture format; OSError."""
+        """Draw the topology, with a colour for every group, into a file. Raises DataError for a
+        file ending that names no picture format, OSError if the file cannot be written."""
         from plait.api.pictures import draw_topology
 
         draw_topology(self.topology, file, groups=self.groups, level=self.level or None, title=self.topology.name)
 
     def to_text(self, form: str) -> str:
-        """Return the topology in another form: ``toml``, ``json``, ``topology.conf``,
-        ``topology.yaml``."""
+        """Return the topology in a format: ``toml``, ``json``, ``topology.conf`` or
+        ``topology.yaml``. Raises JobError for any other."""
         from plait.place.outline import written
 
         return written(self.topology, form)
 
     def write(self, file: Path, form: str = "") -> None:
-        """Write the topology to a file. form: empty: by the ending of the file's name. Raises
-        JobError, OSError."""
+        """Write the topology to a file. form: its format; "": by the ending of the file's name.
+        Raises JobError for an unknown format, OSError if the file cannot be written."""
         from plait.core.base.files import replacing
 
         form = form or ENDINGS.get(file.suffix.lower(), "")
@@ -137,8 +137,9 @@ def read_topology(
     states: Sequence[str] = (),
     tolerated: Sequence[str] = (),
 ) -> tuple[Topology, Remarks]:
-    """Return a topology in any form, with remarks on it; ``lab:4x1@1gbit,2pods@300mbit`` is that
-    lab's switches and hosts. Raises JobError."""
+    """Return (a topology, remarks on it), as ``plait.place.topologies.read_topology``; also for
+    ``lab:4x1@1gbit,2pods@300mbit``, that lab's switches and hosts. Raises JobError for a source
+    that cannot be read."""
     from plait.place import topologies as readers
 
     if path.startswith(LAB):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANSWERED = ("/_dash-", "/assets/", "/_favicon.ico")
-"""Prefixes of answered paths, besides ``/``."""
+"""Prefixes of URL paths that the server answers, besides ``/``."""
 UPDATE = "/_dash-update-component"
 LARGEST = 1 << 20
 """Largest body of a request in bytes; the page's own requests have some thousands."""
@@ -54,7 +54,9 @@ class _Value(BaseModel):
 
 
 class _Update(BaseModel):
-    """A browser's request to update parts of the page."""
+    """A browser's request to update parts of the page, as Dash's client sends it. output, outputs:
+    properties to set. inputs, state: values that the callback gets. changed: the inputs that
+    changed."""
 
     output: str
     outputs: _Value | list[_Value]
@@ -78,7 +80,8 @@ def make_app(runs: Sequence[Watched], *, local: bool = True) -> Dash:
 
 
 def guard(app: Dash, local: bool) -> None:
-    """Restrict the server to requests of the page."""
+    """Make the server refuse all requests but the page's own: other paths and origins, too large
+    bodies, and with ``local`` other host names."""
     app.server.config["MAX_CONTENT_LENGTH"] = LARGEST
 
     @app.server.before_request
@@ -115,7 +118,7 @@ def guard(app: Dash, local: bool) -> None:
 
 
 def _host(url: str) -> tuple[str, str]:
-    """Return a URL's host with port, and the host alone; empty for an invalid URL."""
+    """Return (host with port, host alone) of a URL; empty texts for an invalid URL."""
     try:
         parts = urlsplit(url)
         return parts.netloc, parts.hostname or ""
@@ -124,7 +127,8 @@ def _host(url: str) -> tuple[str, str]:
 
 
 def _is_page_update(body: Any, app: Dash) -> bool:
-    """True if an update request, which any client can write, is for a part of the page."""
+    """True if the body of an update request, which any client can write, is for a part of the
+    page."""
     try:
         return _Update.model_validate(body).output in app.callback_map
     except ValidationError:
@@ -132,9 +136,9 @@ def _is_page_update(body: Any, app: Dash) -> bool:
 
 
 def make_server(app: Dash, host: str, port: int) -> BaseWSGIServer:
-    """Return a bound server that does not serve yet. port: 0 for any free port. Raises JobError if
-    the address is unavailable, and for an empty host, at which the system would listen on every
-    address."""
+    """Return a server that is bound to its port and does not serve yet. port: 0 for any free port.
+    Raises JobError if the address is unavailable, and for an empty host, at which the system would
+    listen on every address."""
     import socket
 
     from werkzeug.serving import WSGIRequestHandler

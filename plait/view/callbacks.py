@@ -20,7 +20,7 @@ from plait.view.timeline_callbacks import group_options
 from plait.view.words import memory_words, nothing, prediction_words, series_words
 
 ROWS = 60
-"""Most rows of a table."""
+"""The largest number of rows of a table on the page."""
 
 
 def connect(app: Dash, runs: Sequence[Watched]) -> None:
@@ -40,7 +40,8 @@ def version_of(number: object, snapshot: Snapshot) -> str:
 
 
 def first_paint(run: Watched) -> dict[str, Any]:
-    """Return the known content of the first run's page; empty if its folder was not read yet."""
+    """Return the content of the first run's page that is known at once: ``figure``, ``orders``,
+    ``besides``, ``version``; empty if its folder was not read yet."""
     snapshot = run.first()
     found = order_options(snapshot)
     if not found:
@@ -54,7 +55,8 @@ def first_paint(run: Watched) -> dict[str, Any]:
 
 
 def order_options(snapshot: Snapshot) -> list[dict[str, str]]:
-    """Return the options for sorting a run's ranks."""
+    """Return the options of the control that sorts a run's ranks, as Dash expects them (``label``,
+    ``value``)."""
     words = {"pp": "stage"}
     return [
         {"value": " ".join(order), "label": ", ".join(words.get(axis, axis) for axis in order)}
@@ -92,7 +94,8 @@ def _tick(app: Dash, runs: Sequence[Watched]) -> None:
 
 
 def _among(value: Any, options: Sequence[dict[str, str]]) -> Any:
-    """Return no update if the value is among the options; otherwise the first option."""
+    """Return Dash's ``no_update`` if ``value`` is among the options; otherwise the first option's
+    value."""
     known = [one["value"] for one in options]
     return no_update if value in known else next(iter(known), None)
 
@@ -103,7 +106,8 @@ def _below(*_: object) -> tuple[Any, ...]:
 
 
 def status_of(snapshot: Snapshot) -> str:
-    """Return one line on the run: name, size, whether it is running, and the current reading."""
+    """Return one line on the run: name, number of ranks and steps, whether it is running, and
+    whether its folder is being read."""
     recording, first = snapshot.recording, snapshot.glance
     parts = [f"{snapshot.name}: "]
     if recording is None and (snapshot.problem or first is None):
@@ -129,19 +133,19 @@ def _verdict(snapshot: Snapshot, _: str) -> tuple[Any, ...]:
 
 
 def text_of(snapshot: Snapshot) -> str:
-    """Return the report as text."""
+    """Return the diagnosis of the run as text; or why there is none yet."""
     if snapshot.report:
         return snapshot.report.text()
     return snapshot.problem or f"{snapshot.doing or 'reading all spans'} ..."
 
 
 def notes_of(snapshot: Snapshot) -> list[Any]:
-    """Return the notes on skipped content."""
+    """Return components with the notes on skipped content; empty if there are none."""
     return [html.Li(f"note: {note}") for note in snapshot.notes]
 
 
 def hang_of(snapshot: Snapshot) -> list[Any]:
-    """Return the verdict on a hang; empty if there is none."""
+    """Return components with the verdict on a hang; empty if there is none."""
     if not snapshot.hang or snapshot.hang[0].cause == "none":
         return []
     verdict = snapshot.hang[0]
@@ -163,7 +167,7 @@ def attempts_table(snapshot: Snapshot) -> Any:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> html.Table:
-    """Return a table with texts in its cells."""
+    """Return an HTML table with texts in its cells. heads: titles of columns."""
     return html.Table([
         html.Thead(html.Tr([html.Th(head, scope="col") for head in heads])),
         html.Tbody([html.Tr([html.Td(str(cell)) for cell in row]) for row in rows]),
@@ -181,8 +185,8 @@ def _grid(snapshot: Snapshot, _: str, seen: Any) -> tuple[Any, Any]:
 
 
 def standing_table(states: Sequence[RankState]) -> list[Any]:
-    """Return the number of ranks in each state, and a table of the notable ranks, the most
-    important first."""
+    """Return components with the number of ranks in each state, and a table of the notable ranks,
+    the most important first, at most ``ROWS``."""
     counts = [(sum(one.state == state for one in states), state, means) for state, means in STATES.items()]
     words = "; ".join(f"{n} {state}: {means}" for n, state, means in counts if n)
     order = list(STATES)
@@ -211,8 +215,8 @@ def _numbers(snapshot: Snapshot, runs: Sequence[Watched]) -> tuple[Any, ...]:
 
 
 def memory_of_run(snapshot: Snapshot) -> tuple[dict[str, Any], str]:
-    """Return the figure of predicted memory by pipeline stage and measured memory, and the same in
-    words."""
+    """Return (figure of predicted memory by pipeline stage and measured memory over steps, the same
+    in words)."""
     if snapshot.run is None:
         return nothing(snapshot.problem or "reading ..."), ""
     run = snapshot.run
@@ -222,7 +226,8 @@ def memory_of_run(snapshot: Snapshot) -> tuple[dict[str, Any], str]:
 
 
 def prediction_text(snapshot: Snapshot) -> str:
-    """Return the predicted and measured step, and the planned and measured overlap, in words."""
+    """Return sentences on the predicted and the measured step, and on planned and measured
+    overlap."""
     prediction = snapshot.report.prediction if snapshot.report else None
     if prediction is None:
         return ""

@@ -14,7 +14,8 @@ from plait.view.store import Snapshot, heat_of
 from plait.view.words import nothing
 
 CELLS = 512
-"""Most rows that are drawn at once: as many as there are pixels."""
+"""The largest number of rows of the heat map that are drawn at once: as many as there are
+pixels."""
 WANTED = ("value", "statistic", "columns", "order", "first", "last")
 CONTROL_VALUES = " ".join(f"{name}.value" for name in WANTED)
 CONTROLS = f"heat-at.data {CONTROL_VALUES}"
@@ -23,7 +24,8 @@ ZOOM = 4
 
 
 class HeatCell(NamedTuple):
-    """A cell of the heat map: row, column, and the rows in view (None: all)."""
+    """A cell of the heat map. row, column: indices from 0. window: first and end of the rows in
+    view; None: all."""
 
     row: int = 0
     column: int = 0
@@ -33,7 +35,8 @@ class HeatCell(NamedTuple):
 def figure_of(
     snapshot: Snapshot, heat: Heat, order: Sequence[str], value: Value, at: HeatCell, marked: bool = False
 ) -> dict[str, Any]:
-    """Return the heat map, with the ranks marked that the diagnosis names."""
+    """Return the heat map as a plotly figure, with the ranks marked that the diagnosis names. at:
+    the current cell, drawn if ``marked``."""
     assert snapshot.grid is not None
     shown = pooled(heat, CELLS, at.window)
     return heat_figure(
@@ -47,7 +50,7 @@ def figure_of(
 
 
 def marked_cell(data: Mapping[str, Any] | None, heat: Heat) -> tuple[HeatCell, bool]:
-    """Return the marked cell, clipped to the map for any request, and True if a cell is marked."""
+    """Return (the marked cell that a request names, clipped to the map; True if it names one)."""
     values = data if isinstance(data, dict) else {}
     rows, columns = heat.ranks.size, len(heat.columns)
 
@@ -63,8 +66,8 @@ def marked_cell(data: Mapping[str, Any] | None, heat: Heat) -> tuple[HeatCell, b
 
 
 def requested_heat(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, list[str], Value]:
-    """Return the requested heat map, order and value. Invalid settings of controls fall back to the
-    defaults."""
+    """Return (the requested heat map, None if it cannot be computed yet; the order of ranks; the
+    shown value: seconds or excess). Invalid settings of controls fall back to the defaults."""
     value, statistic, columns, order, first, last = controls
     names = [name for name in str(order or "").split() if name in ("pp", "dp", "cp", "tp", "host")]
     steps = None
@@ -84,8 +87,8 @@ def _reset_cell(*_: Any) -> dict[str, Any]:
 
 
 def standing(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, HeatCell, bool]:
-    """Return the shown heat map, its current cell, and True if the cell is marked. controls: values
-    of ``CONTROLS``."""
+    """Return (the shown heat map, its current cell, True if the cell is marked). controls: values
+    of the components ``CONTROLS``."""
     at, *wanted = controls
     heat = requested_heat(snapshot, wanted)[0]
     if heat is None or not heat.columns:
@@ -118,7 +121,8 @@ def _named(snapshot: Snapshot, _: Any, *controls: Any) -> tuple[Any, Any]:
 
 
 def opened(heat: Heat, now: HeatCell) -> dict[str, Any]:
-    """Return the marked cell's rank, and its step if columns are steps."""
+    """Return the choice that opens a cell in the timeline: ``rank``, and ``step`` if columns are
+    steps."""
     cells = pooled(heat, CELLS, now.window)
     column = heat.columns[now.column]
     rank = (
@@ -130,9 +134,9 @@ def opened(heat: Heat, now: HeatCell) -> dict[str, Any]:
 
 
 def cell_after_key(at: HeatCell, key: str, *, rows: int, columns: int, cells: int) -> HeatCell:
-    """Return the cell after a key. Arrows move by one cell, PageUp and PageDown by a tenth of the
-    view; ``+`` and ``-`` zoom around the cell, ``0`` shows all rows. cells: most rows of cells in
-    view.
+    """Return the current cell after a key. Arrows move by one cell, PageUp and PageDown by a tenth
+    of the view; ``+`` and ``-`` zoom around the cell, ``0`` shows all rows. rows, columns: of the
+    map. cells: largest number of rows that are drawn at once.
 
     >>> cell_after_key(HeatCell(0, 0), "ArrowDown", rows=1000, columns=3, cells=500)
     HeatCell(row=2, column=0, window=None)
@@ -159,7 +163,8 @@ def cell_after_key(at: HeatCell, key: str, *, rows: int, columns: int, cells: in
 
 
 def around_row(row: int, size: int, rows: int) -> tuple[int, int] | None:
-    """Return ``size`` rows with ``row`` in the middle; None if these are all rows."""
+    """Return (first, end) of ``size`` rows with ``row`` in the middle; None if these are all
+    rows."""
     if size >= rows:
         return None
     first = max(0, min(row - size // 2, rows - size))
@@ -167,7 +172,8 @@ def around_row(row: int, size: int, rows: int) -> tuple[int, int] | None:
 
 
 def by_key(heat: Heat, now: HeatCell, marked: bool, key: str) -> HeatCell:
-    """Return the cell after a key, from a cell that may not be marked yet."""
+    """Return the current cell after a key; if no cell is marked yet, arrows mark the first in
+    view."""
     if not marked and key.startswith(("Arrow", "Page")):
         return now._replace(row=now.window[0] if now.window else 0, column=0)
     return cell_after_key(now, key, rows=heat.ranks.size, columns=len(heat.columns), cells=CELLS)
@@ -178,7 +184,7 @@ def _inside(now: HeatCell, cells: Any) -> bool:
 
 
 def _marked(heat: Heat, now: HeatCell, rank: int) -> dict[str, Any]:
-    """Return the cell of the rank's row, with the row in view."""
+    """Return the cell of a rank's row as a dictionary, with that row in view."""
     rows = [n for n, one in enumerate(heat.ranks) if int(one) == rank]
     if not rows:
         return now._asdict()
@@ -238,7 +244,8 @@ def why_not(snapshot: Snapshot) -> str:
 
 @on("unlike.children", "version.data")
 def _buttons(snapshot: Snapshot, _: str) -> list[Any]:
-    """Return buttons for the latest ranks, reachable by keyboard; named ranks are marked."""
+    """Return buttons for the ranks that are the latest, for use by keyboard; ranks that the
+    diagnosis names are marked."""
     if snapshot.report is None:
         return [html.P(snapshot.problem or f"{snapshot.doing or 'reading all spans'} ...")]
     named = snapshot.named()

@@ -12,7 +12,7 @@ from plait.diagnose.rank_map import STATISTICS
 from plait.view.words import nothing
 
 SECONDS = 1
-"""Seconds between two checks of the folders."""
+"""Seconds between two checks of the runs' folders for changes."""
 SECTIONS = (
     ("verdict", "What is wrong"), ("heat", "Heat map"), ("timeline", "Timeline"), ("grid", "The ranks' grid"),
     ("progress", "Step time and loss"), ("memory", "Memory"), ("predicted", "Predicted and measured"),
@@ -35,7 +35,8 @@ WORDS_OF = {
     "grid-figure": "grid-table", "series-figure": "series-words", "memory-figure": "memory-words",
     "prediction-figure": "prediction-text", "both-figure": "both-words",
 }  # fmt: skip
-"""Figures that screen readers treat as images, with the components that hold their words."""
+"""Components that hold a figure's content in words, by figure: screen readers treat these figures
+as images."""
 LATER = ("timeline-figure", "grid-figure", "series-figure", "memory-figure", "prediction-figure", "both-figure")
 """Figures that are added after the heat map is painted, since plotly is slow even for empty
 ones."""
@@ -45,7 +46,7 @@ SHARED = ("heat-at.data", "chosen.data", "zoom.data")
 """Properties that several callbacks write."""
 Callback = tuple[str, str | Input, str, Callable[..., Any]]
 CALLBACKS: list[Callback] = []
-"""Registered callbacks: outputs, inputs, states, and the function."""
+"""All callbacks, which ``on`` registers: outputs, inputs, states, and the function."""
 
 
 def on(outputs: str, inputs: str | Input, states: str = "") -> Callable[..., Any]:
@@ -181,12 +182,12 @@ def _words(name: str) -> html.P:
 
 
 def place_of_figure(name: str) -> str:
-    """Return the id of a figure's place on the page."""
+    """Return the id of the page's element that holds a figure. name: the figure's id."""
     return f"{name}-place"
 
 
 def graph(name: str, figure: dict[str, Any] | None = None) -> dcc.Graph:
-    """Return a figure; without one, a text that it is being read."""
+    """Return the component of a figure; without ``figure``, with a text that it is being read."""
     return dcc.Graph(id=name, figure=figure or nothing("reading ..."), config={"displaylogo": False})
 
 

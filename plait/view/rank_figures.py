@@ -25,17 +25,17 @@ SINE, SMALLEST = 0.57, 7
 """Sine of the angle of column labels that have enough room, and the least size of a letter in
 pixels."""
 NAMED = 12
-"""Most ranks that get a pointer."""
+"""The largest number of named ranks that get a pointer on the heat map."""
 TICKS = 40
-"""Most rows that are all labelled."""
+"""The largest number of rows that are all labelled; of more, only the changes of an axis are."""
 OWN_COLOURS = [[0, "#2166ac"], [0.25, "#92c5de"], [0.5, "#f7f7f7"], [0.75, "#f4a582"], [1, "#b2182b"]]
 WAIT_COLOURS = [[0, "#542788"], [0.25, "#b2abd2"], [0.5, "#f7f7f7"], [0.75, "#fdb863"], [1, "#b35806"]]
 RISING = [[0, "#f7fbff"], [0.35, "#9ecae1"], [0.7, "#2171b5"], [1, "#08306b"]]
 
 
 class HeatMarks(NamedTuple):
-    """Marks on a heat map. named: ranks, with the finding on each. cursor: row and column of the
-    marked cell."""
+    """Marks on a heat map. named: findings of the diagnosis, by rank. cursor: row and column of the
+    marked cell; None: no cell is marked."""
 
     named: Mapping[int, str] | None = None
     cursor: tuple[int, int] | None = None
@@ -87,7 +87,7 @@ def heat_figure(
 
 
 def column_labels(heat: Heat) -> list[Any]:
-    """Return the label of every column; all differ."""
+    """Return the label of every column of the heat map; all labels differ."""
     found: list[Any] = []
     for column in heat.columns:
         label = plain(column) if isinstance(column, HeatColumn) else column + 1
@@ -111,8 +111,9 @@ def _columns(labels: Sequence[Any], segments: bool) -> dict[str, Any]:
 
 
 def _colours(heat: Heat, shown: Pooled, value: Value) -> dict[str, Any]:
-    """Return a colour scale for own work and one for waiting. Each has the range of the whole map,
-    so that a colour means the same at every zoom."""
+    """Return the colours of the heat map as fields of a plotly figure: a scale for own work and one
+    for waiting. Each has the range of the whole map, so that a colour means the same at every zoom.
+    """
     own = [n for n, one in enumerate(heat.columns) if not isinstance(one, HeatColumn) or one.own]
     other = [n for n in range(len(heat.columns)) if n not in own]
     works = heat.seconds[:, own]
@@ -137,8 +138,8 @@ def _colours(heat: Heat, shown: Pooled, value: Value) -> dict[str, Any]:
 def _ticks(
     ranks: np.ndarray, grid: pl.DataFrame, order: Sequence[str], first: int, last: int
 ) -> tuple[list[int], list[str]]:
-    """Return ticks and labels of rows: every rank if there are few, otherwise the changes of the
-    outermost axis that varies in view."""
+    """Return (positions, labels) of ticks on the rows: every rank if there are few, otherwise the
+    changes of the outermost axis that varies between rows ``first`` and ``last``."""
     own = ranks[first:last]
     if own.size <= TICKS:
         return list(range(first, last)), [f"rank {rank}" for rank in own]
@@ -203,15 +204,17 @@ FLOWS = {TP: "partial sums, both ways", DP: "gradients and parameters, both ways
          PP: "activations up, gradients down"}  # fmt: skip
 """Data that travels along each axis, with its direction."""
 LABELLED = 64
-"""Most ranks of a flat figure that are labelled with their numbers."""
+"""The largest number of ranks of a flat figure that are labelled with their numbers."""
 MOST_ROWS, ROW = 10, 64
-"""Rows of a flat figure that have their full height, and the height of a row in pixels."""
+"""MOST_ROWS: number of rows of a flat figure up to which each has its full height. ROW: that height
+in pixels."""
 POINTED = 20
-"""Most ranks of a three-dimensional figure that are labelled with their numbers."""
+"""The largest number of ranks of a three-dimensional figure that are labelled with their
+numbers."""
 FLOW = "#0f766e"
 """Colour of arrows along axes."""
 DRAWN_AS_POINTS = 2000
-"""Number of ranks above which the browser draws with its GPU."""
+"""Number of ranks above which the browser draws points with its GPU (WebGL)."""
 Place = tuple[int, int, int]
 
 
@@ -221,8 +224,9 @@ def is_flat(grid: pl.DataFrame) -> bool:
 
 
 def grid_figure(rank_states: Sequence[RankState], grid: pl.DataFrame) -> dict[str, Any]:
-    """Return a point for each rank, and a line from each rank to those it waits for. The
-    three-dimensional figure also shows the data that travels along each axis."""
+    """Return the grid of ranks as a plotly figure: a point for each rank, and a line from each rank
+    to those that it waits for. The three-dimensional figure also shows the data that travels along
+    each axis."""
     at = _places(grid)
     varying = _varying(at)
     flat = len(varying) < 3
@@ -256,8 +260,8 @@ def grid_figure(rank_states: Sequence[RankState], grid: pl.DataFrame) -> dict[st
 
 
 def _arrows(at: dict[int, Place]) -> list[dict[str, Any]]:
-    """Return a line along each axis, next to the grid, with its label and an arrowhead at each
-    end."""
+    """Return plotly traces: a line along each axis, next to the grid, with its label and an
+    arrowhead at each end. at: position of each rank."""
     most = [max(place[axis] for place in at.values()) for axis in (TP, DP, PP)]
     found = list[dict[str, Any]]()
     for axis, what in FLOWS.items():
@@ -284,7 +288,7 @@ def _places(grid: pl.DataFrame) -> dict[int, Place]:
 
 
 def _varying(at: dict[int, Place]) -> list[int]:
-    """Return the axes on which ranks differ."""
+    """Return the axes (0: tp, 1: dp, 2: pp) on which ranks differ. at: position of each rank."""
     return [axis for axis in (TP, DP, PP) if len({place[axis] for place in at.values()}) > 1]
 
 
@@ -342,7 +346,8 @@ def _deep(titles: dict[int, str], at: dict[int, Place], pointed: Sequence[int]) 
 
 
 def _whole(many: int) -> dict[str, Any]:
-    """Return settings for integer ticks if there are few."""
+    """Return plotly settings of an axis with a tick at every whole number, if there are few; else
+    empty. many: number of values."""
     return {"dtick": 1} if many <= 16 else {}
 
 

@@ -37,7 +37,8 @@ from plait.view.timeline_callbacks import clock_text, figure_of, links_of, shown
 from plait.view.words import series_words
 
 CELLS = 1024
-"""Most rows of the heat map: more than on the page, since zooming cannot load finer rows."""
+"""The largest number of rows of the heat map in the file: more than on the page, since zooming
+cannot load finer rows."""
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
 DRAW = """
 document.querySelectorAll("script[data-figure]").forEach(function (one) {
@@ -49,8 +50,9 @@ ATTRIBUTES = {"id": "id", "className": "class", "scope": "scope", "tabIndex": "t
 
 
 def report_run(run: Path, path: Path) -> tuple[int, IgnoredInput]:
-    """Write a run's page into a file, and return its bytes and the counts of skipped content.
-    Raises DataError if no part of the run can be shown, or if the file cannot be written."""
+    """Write a run's page into the file ``path``; return (its size in bytes, counts of skipped
+    content). Raises DataError if no part of the run can be shown, or if the file cannot be written.
+    """
     check_run_folder(run)
     watched = Watched(run, run.absolute().name)
     found = watched.read()
@@ -66,7 +68,7 @@ def report_run(run: Path, path: Path) -> tuple[int, IgnoredInput]:
 
 
 def report_of(snapshot: Snapshot) -> str:
-    """Return the whole file as text."""
+    """Return the page of a run as the text of one HTML file."""
     from plotly.offline import get_plotlyjs
 
     style = (Path(__file__).parent / "assets" / "style.css").read_text()
@@ -136,8 +138,8 @@ def _heat(snapshot: Snapshot) -> list[Any]:
 
 
 def _worth_showing(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the selection of the span with the longest wait for the named rank, or of any rank:
-    its dependencies are the most informative."""
+    """Return the choice (``rank``, ``step``, ``span``) of the span to open: the longest wait of a
+    rank that the diagnosis names, or of any rank. Its dependencies are the most informative."""
     recording = snapshot.recording
     assert recording is not None
     waits = recording.spans.filter(pl.col("kind").is_in(["wait", "idle"]))
@@ -156,7 +158,7 @@ def _worth_showing(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _figure(name: str, figure: dict[str, Any], words: str = "") -> list[Any]:
-    """Return a figure and its words."""
+    """Return the HTML parts of a figure, and its content in words."""
     return [dcc.Graph(id=name, figure=figure), *([html.P(words)] if words else [])]
 
 

@@ -36,19 +36,22 @@ from plait.diagnose.report import Report
 
 Hang = tuple[Verdict, Sequence[Evidence]]
 SMALL = ("plan.json", "metrics.jsonl", "attempts.jsonl", "hang.json", "rank_table.json", "summary.json")
-"""Files of a run's folder that are checked for changes, besides the timeline's folders."""
+"""Names of files in a run's folder that are checked for changes, besides the timeline's folders."""
 MOMENT = 1.0
 """Seconds that a page waits for its first figure. Without one in time, the page gets it at its
 first update."""
 PATIENCE = 10
-"""Least time between two readings of a changing folder, as a multiple of the reading time."""
+"""Least time between two readings of a changing folder, as a multiple of the time that a reading
+takes."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
-    """The state of a run at a moment. generation: grows with every change. glance: the run's
-    totals; None without any. run: None until read. has_spans: True if all spans are read. grid:
-    coordinates of ranks. problem: for people, why there is no content."""
+    """What is known of a run at a moment. generation: grows with every change. glance: the run's
+    totals; None without any. run: its folder as read; None until then. has_spans: True if all spans
+    are read. report: the diagnosis; None until then. hang: the verdict on a hang. errors: last
+    error messages, by rank. grid: coordinates of ranks. problem: for people, why there is no
+    content."""
 
     name: str
     folder: Path
@@ -79,22 +82,22 @@ class Snapshot:
         return (*self.hang_notes, *self.glance.notes) if self.glance else self.hang_notes
 
     def standings(self) -> list[RankState]:
-        """Return the state of every rank."""
+        """Return the state of every rank, in order of rank."""
         if self.grid is None:
             return []
         slow = self.report.stragglers if self.report else ()
         return rank_states(self.grid, hang=self.hang, stragglers=slow, errors=self.errors, live=self.live)
 
     def named(self) -> dict[int, str]:
-        """Return the ranks that the diagnosis or the verdict on a hang names, with the finding on
-        each."""
+        """Return the finding on each rank that the diagnosis or the verdict on a hang names, as
+        text, by rank."""
         found = {rank: one.what for one in (self.report.stragglers if self.report else ()) for rank in one.ranks}
         if self.hang and self.hang[0].certain:
             found |= dict.fromkeys(self.hang[0].ranks, f"hang: {self.hang[0].cause}")
         return found
 
     def latest(self) -> list[tuple[int, str]]:
-        """Return the latest ranks of the diagnosis, with their lateness in words."""
+        """Return (rank, its lateness in words) of the latest ranks of the diagnosis."""
         named = self.named()
         return [
             (
@@ -108,7 +111,7 @@ class Snapshot:
 
 
 _maps: WeakKeyDictionary[Recording | Glance, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
-"""The last few heat maps of every recording or totals still in use."""
+"""The last few heat maps that were computed, for every recording or totals still in use."""
 KEPT = 8
 
 
@@ -166,8 +169,8 @@ class Watched:
         return self._snapshot
 
     def look(self, *, all_of_it: bool = False) -> Snapshot:
-        """Start a reading if the folder has changed, or at the first request for all of it; return
-        the current snapshot. all_of_it: True to request the spans and the diagnosis."""
+        """Start to read the folder if it has changed, or at the first request for all of it; return
+        the current snapshot at once. all_of_it: True to request the spans and the diagnosis."""
         with self._lock:
             self._wanted |= all_of_it
             if not self._reading:
@@ -179,13 +182,14 @@ class Watched:
             return self._snapshot
 
     def first(self) -> Snapshot:
-        """Start a reading, and wait up to ``MOMENT`` for the content that can be drawn at once."""
+        """Start to read the folder; wait up to ``MOMENT`` seconds for the content that can be drawn
+        at once, and return the snapshot."""
         self.look()
         self._looked.wait(MOMENT)
         return self._snapshot
 
     def read(self) -> Snapshot:
-        """Read the whole folder in this thread."""
+        """Read the whole folder in this thread, with the diagnosis; return the snapshot."""
         self._wanted, self._seen, self._reading = True, signature(self.folder), True
         self._read(True)
         return self._snapshot
@@ -227,7 +231,8 @@ class Watched:
         return found is not None
 
     def _first(self) -> None:
-        """Read the sums or all spans; previous results stay until the new ones are complete."""
+        """Read the sums of steps or all spans into the snapshot; previous results stay until the
+        new ones are complete."""
         said: list[str] = []
         try:
             found = live_hang(self.folder, live=is_live(self.folder))
@@ -265,7 +270,7 @@ class Watched:
 
 
 def watch(folders: Sequence[Path]) -> list[Watched]:
-    """Return the watched runs, under distinct names."""
+    """Return the runs of these folders, watched, under distinct names."""
     return [Watched(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
 
 
@@ -322,12 +327,12 @@ def is_live(folder: Path) -> bool:
 TAIL = 4096
 """Bytes at the end of a log that are searched for an error message."""
 MOST = 2048
-"""Most logs that are read."""
+"""The largest number of logs that are searched for error messages."""
 
 
 def last_errors(folder: Path) -> dict[int, str]:
-    """Return the last line of the traceback in each rank's log. Logs older than the run's orderly
-    end are ignored. Symbolic links are not followed."""
+    """Return the last line of the traceback in each rank's log, by rank. Logs older than the run's
+    orderly end are ignored. Symbolic links are not followed."""
     found: dict[int, str] = {}
     try:
         ended = (folder / "summary.json").stat().st_mtime

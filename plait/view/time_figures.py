@@ -20,20 +20,20 @@ from plait.diagnose.series import SERIES, StepSeries
 from plait.view.words import ABOVE, PALETTE, layout, nothing, plain
 
 ROW = 22
-"""Height of a row in pixels."""
+"""Height of a row of the timeline in pixels."""
 LABELLED = 160
-"""Most bars that are labelled with their names."""
+"""The largest number of bars that are labelled with their names."""
 ARROWS = 40
-"""Most dependencies that are drawn."""
+"""The largest number of a span's dependencies that are drawn."""
 AXIS_COLOURS = {"": "#1f2933", "tp": "#d97706", "cp": "#0891b2", "dp": "#15803d", "pp": "#7c3aed"}
 MOST = 3000
-"""Most bars that a browser draws without delay."""
+"""The largest number of bars that a browser draws without delay."""
 LANES = ("processor", "tp", "cp", "dp", "pp", "other")
 Group = Literal["rank", "tp", "cp", "dp", "pp", "host"]
 
 
 def rows_of(bars: pl.DataFrame) -> dict[tuple[int, str], int]:
-    """Return the row of every rank's lane, from the top."""
+    """Return the number of the row, from the top, of every (rank, lane) with bars."""
     pairs = bars.select("rank", "lane").unique(maintain_order=True).iter_rows()
     return {pair: row for row, pair in enumerate(pairs)}
 
@@ -46,8 +46,9 @@ def timeline_figure(
     hosts: Mapping[int, str] | None = None,
     titles: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the timeline. origin: seconds at the axis' 0. chosen: a span to mark, with arrows to
-    and from its dependencies on shown ranks. titles: of rows, in place of rank and lane."""
+    """Return the timeline as a plotly figure. origin: seconds at the axis' 0. chosen: a span to
+    mark, with arrows to and from its dependencies on shown ranks. hosts: by rank. titles: of rows,
+    in place of rank and lane."""
     bars, rows = shown.bars, rows_of(shown.bars)
     data = [
         _bars(own, kind, rows, origin, bars.height <= LABELLED)
@@ -106,8 +107,8 @@ def _bars(
 def _dependencies(
     chosen: SpanDependencies, rows: Mapping[tuple[int, str], int], origin: float
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return a frame around the span, and arrows from the end of each dependency to the span, and
-    from the span's end to each dependent."""
+    """Return (plotly shapes: a frame around the span; annotations: arrows from the end of each
+    dependency to the span, and from the span's end to each dependent)."""
     one = chosen.span
     row = rows.get((one["rank"], one["lane"]))
     if row is None:
@@ -145,9 +146,9 @@ def _row_of(link: Dependency, rows: Mapping[tuple[int, str], int]) -> int | None
 
 
 class SpanWindow(NamedTuple):
-    """Spans in a window of time. bars: (rank, lane, kind, name, seq, step, start, end, count,
-    busy), in order of ranks and lanes. count: spans in the bar. busy: their seconds. begin, end: of
-    the window, in seconds. single: True if every bar is one span."""
+    """Bars of the spans in a window of time. bars: a table (rank, lane, kind, name, seq, step,
+    start, end, count, busy), in order of ranks and lanes. count: number of spans in the bar. busy:
+    their seconds. begin, end: of the window, in seconds. single: True if every bar is one span."""
 
     bars: pl.DataFrame
     begin: float
@@ -221,7 +222,8 @@ def shifted(spans: pl.DataFrame, offsets: dict[int, float]) -> pl.DataFrame:
 
 RUNS = ("#2f6db3", "#e08a2e", "#3a9a6a", "#b8425c", "#7a6a50", "#8a5cb8")
 POINTS, KINDS = 2000, 12
-"""Most points of a line, and most ops in the comparison."""
+"""POINTS: largest number of points of a line. KINDS: largest number of kinds of ops in the
+comparison with the prediction."""
 PANELS: Sequence[Mapping[str, str]] = (
     {"seconds": "s of a step"}, {"loss": "loss", "eval_loss": "loss"}, {"tokens_per_second": "tokens/s"},
     {"mfu": "MFU", "hidden": "hidden"}, {"norm": "norm"},
@@ -234,8 +236,8 @@ MEMORY = {
 
 
 def thinned(series: StepSeries) -> tuple[list[int], list[float]]:
-    """Return at most ``POINTS`` points: the least and the largest of each part of a long line, so
-    that peaks stay."""
+    """Return (steps, values) of a quantity, at most ``POINTS``: the least and the largest of each
+    part of a long line, so that peaks stay."""
     steps, values = np.array(series.steps), np.array(series.values)
     if steps.size <= POINTS:
         return steps.tolist(), values.tolist()
@@ -253,7 +255,8 @@ def _line(series: StepSeries, unit: float = 1.0) -> dict[str, Any]:
 
 
 def series_figure(runs: Mapping[str, Sequence[StepSeries]]) -> dict[str, Any]:
-    """Return a panel for each quantity, from top to bottom, with a colour for each run."""
+    """Return quantities over steps as a plotly figure: a panel for each, from top to bottom, with a
+    colour for each run. runs: quantities by the run's name."""
     there = {one.name for found in runs.values() for one in found}
     panels = [names for panel in PANELS if (names := {name: panel[name] for name in panel if name in there})]
     if not panels:
@@ -286,8 +289,8 @@ def series_figure(runs: Mapping[str, Sequence[StepSeries]]) -> dict[str, Any]:
 
 
 def memory_figure(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: Sequence[StepSeries]) -> dict[str, Any]:
-    """Return the figure of memory. predicted: bytes by kind, for every pipeline stage. measured:
-    bytes over steps."""
+    """Return memory as a plotly figure. predicted: (stage, bytes of a rank by kind). measured:
+    bytes of each rank over steps."""
     if not predicted and not measured:
         return nothing(
             "Nothing is known of memory: the run's plan has no job to predict it from, and none was measured."
@@ -325,8 +328,8 @@ def memory_figure(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: 
 
 
 def _reached(places: Sequence[str], measured: Sequence[StepSeries]) -> dict[str, tuple[float, str]]:
-    """Return the most memory measured on any rank of each stage, and that rank; a series' name
-    holds stage and rank."""
+    """Return, by stage, (the most bytes measured on any of its ranks, that rank). measured: series
+    whose names hold stage and rank."""
     found: dict[str, tuple[float, str]] = {}
     for place in places:
         own = [(max(one.values), one.name) for one in measured if f", {place}, " in one.name]
@@ -336,7 +339,8 @@ def _reached(places: Sequence[str], measured: Sequence[StepSeries]) -> dict[str,
 
 
 def prediction_figure(prediction: Prediction | None) -> dict[str, Any]:
-    """Return predicted and measured seconds of a mean rank's step by kind of op, side by side."""
+    """Return predicted and measured seconds of a mean rank's step by kind of op, side by side, as a
+    plotly figure; without a prediction, the reason."""
     if prediction is None or not prediction.rows:
         return nothing("The run has no plan with measured costs, or nothing that it predicts was recorded.")
     rows = list(prediction.rows[:KINDS])[::-1]

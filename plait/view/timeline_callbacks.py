@@ -20,15 +20,18 @@ from plait.view.time_figures import SpanWindow, shifted, timeline_figure, togeth
 from plait.view.words import nothing, spans_words
 
 LINKED = 12
-"""Most ranks of dependencies that are shown besides the requested ranks."""
+"""The largest number of ranks that are shown, besides the requested ones, since the chosen span
+depends on them or they on it."""
 WAYS = ("needs", "needed by")
 CHOSEN = "chosen.data zoom.data beside.value"
 predicted_spans = page_predictions()
 
 
 class ShownStep(NamedTuple):
-    """The content of the timeline. spans: of the step, with aligned clocks. origin: begin of the
-    step, in seconds."""
+    """The content of the timeline. rank, step: the chosen ones, the step from 0. spans: of the
+    step, with aligned clocks. ranks: those shown. window: the bars; None without spans in view.
+    origin: begin of the step, in seconds. around: the chosen span with its dependencies; None: no
+    span is chosen."""
 
     rank: int
     step: int
@@ -61,7 +64,8 @@ def _in_grid(_: Snapshot, click: Any) -> tuple[Any, Any]:
 
 def shown_of(snapshot: Snapshot, chosen: Any, zoom: Any, group: object) -> ShownStep | None:
     """Return the content of the timeline; None if no spans were kept. chosen: ``rank``, ``step``
-    and ``span`` (a key), as far as chosen."""
+    and ``span`` (a key), as far as chosen. zoom: begin and end in seconds; None: the whole step.
+    group: which other ranks are shown."""
     chosen = chosen if isinstance(chosen, dict) else {}
     recording = snapshot.recording
     if recording is None or recording.spans.is_empty():
@@ -108,8 +112,8 @@ def first_rank(snapshot: Snapshot) -> int:
 
 
 def step_of(recording: Recording, rank: int, wanted: Any) -> int | None:
-    """Return the wanted step if the rank's spans of it were kept, or else the nearest; the last for
-    an invalid one."""
+    """Return the step to show, from 0: ``wanted`` if the rank's spans of it were kept, or else the
+    nearest; the last if ``wanted`` is invalid; None if no spans of the rank were kept."""
     steps = recording.spans.filter(pl.col("rank") == rank)["step"].unique().sort()
     if steps.is_empty():
         return None
@@ -130,7 +134,8 @@ def key_of(values: Any) -> SpanKey | None:
 
 @on("chosen.data zoom.data", "timeline-figure.clickData", CHOSEN)
 def _clicked(snapshot: Snapshot, click: Any, *asked: Any) -> tuple[Any, Any]:
-    """Choose the span of a clicked bar; zoom in on a bar of several spans."""
+    """Return (the new choice, the new zoom) after a click on a bar: its span is chosen; for a bar
+    of several spans, the zoom goes to it."""
     shown, number = shown_of(snapshot, *asked), point_of(click).get("customdata")
     bars = shown.window.bars if shown and shown.window else pl.DataFrame()
     if not shown or not is_number(number) or not 0 <= int(number) < bars.height:
@@ -170,7 +175,7 @@ def _around(span: Mapping[str, Any], shown: ShownStep, length: float) -> list[fl
 
 
 def by_key(key: str, shown: ShownStep, chosen: Any, zoom: Any) -> tuple[Any, Any]:
-    """Return the chosen span and the zoom after a key."""
+    """Return (the chosen span, the zoom) after a key on the timeline."""
     view = shown.window
     if view is None:
         return chosen, zoom
@@ -207,7 +212,7 @@ def _figure(snapshot: Snapshot, _: str, *asked: Any) -> tuple[Any, ...]:
 
 
 def figure_of(shown: ShownStep, recording: Recording) -> dict[str, Any]:
-    """Return the timeline of a step whose window has spans."""
+    """Return the timeline of a step whose window has spans, as a plotly figure."""
     assert shown.window is not None
     hosts = dict(recording.grid.select("rank", "host").iter_rows())
     return timeline_figure(shown.window, origin=shown.origin, chosen=shown.around, hosts=hosts)
@@ -220,7 +225,7 @@ def _both(snapshot: Snapshot, _: str, chosen: Any) -> tuple[dict[str, Any], str]
 
 
 def _kept(snapshot: Snapshot) -> str:
-    """Return why no spans are shown."""
+    """Return a text on why no spans are shown."""
     return "No spans of this rank were kept." if snapshot.report else snapshot.problem or "reading all spans ..."
 
 
@@ -242,8 +247,8 @@ def clock_text(snapshot: Snapshot) -> str:
 
 
 def side_by_side(snapshot: Snapshot, shown: ShownStep) -> tuple[dict[str, Any], str]:
-    """Return the rank's predicted step above the measured step, and both in words. Spans after the
-    step are left out."""
+    """Return (figure of the rank's predicted step above the measured step, both in words). Spans
+    after the step are left out."""
     plan = snapshot.run.plan if snapshot.run else None
     if plan is not None and not plan.costs:
         return nothing("The plan holds no measured costs to be compared with."), UNMEASURED
@@ -317,12 +322,11 @@ def link_text(link: Dependency, shown: ShownStep, recording: Recording) -> str:
 
 
 def next_span(bars: pl.DataFrame, key: SpanKey, press: str) -> SpanKey | None:
-    """Return the neighbour of a span; None if there is none. ArrowLeft, ArrowRight: the previous or
-    next span in the lane. ArrowUp, ArrowDown: the span at the same time in the row above or below.
-    bars: of a window, in the order of rows.
+    """Return the key of the span next to the one with ``key``; None if there is none. press:
+    ArrowLeft, ArrowRight: the previous or next span in the lane. ArrowUp, ArrowDown: the span at
+    the same time in the row above or below. bars: of a window, in the order of rows.
 
-    If no span has the key, return the first span of the key's rank, or else the first of all.
-    """
+    If no span has the key, return the first span of the key's rank, or else the first of all."""
     single = bars.filter(pl.col("count") == 1)
     own = single.filter(is_span(key))
     if own.is_empty():
@@ -344,5 +348,5 @@ def next_span(bars: pl.DataFrame, key: SpanKey, press: str) -> SpanKey | None:
 
 
 def _key(bars: pl.DataFrame, row: int) -> SpanKey | None:
-    """Return the key of a row; None for a row out of range."""
+    """Return the key of the span in a row of ``bars``; None for a row out of range."""
     return SpanKey(*bars.select(SpanKey._fields).row(row)) if 0 <= row < bars.height else None

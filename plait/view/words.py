@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LONGEST = 300
-"""Most characters of a file's text in a figure."""
+"""The largest number of characters of a file's text in a figure; longer texts are cut."""
 PALETTE = {
     "compute": "#2f6db3", "wait": "#c9ced6", "idle": "#dfe3e8", "comm": "#e08a2e", "transfer": "#8a5cb8",
     "data": "#3a9a6a", "host": "#7a6a50", "optimizer": "#b8425c", "checkpoint": "#4d5661", "evaluation": "#66a3a8",
@@ -36,25 +36,26 @@ ABOVE: dict[str, Any] = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
 """A legend above its figure."""
 FONT: dict[str, Any] = {"family": "system-ui, sans-serif", "size": 13}
 MOST_ROWS_IN_WORDS = 8
-"""Most rows of a figure that are put in words."""
+"""The largest number of rows of a figure that are put in words."""
 
 
 def plain(text: object) -> str:
-    """Return the text with markup escaped, unprintable characters removed, and shortened."""
+    """Return ``text`` for a figure: markup escaped, unprintable characters removed, at most
+    ``LONGEST`` characters."""
     words = printable(str(text), kept="")
     return html.escape(words if len(words) <= LONGEST else words[: LONGEST - 1] + "…", quote=True)
 
 
 def packed(values: NDArray[Any], kind: str = "f4") -> dict[str, Any]:
     """Return an array in plotly.js's binary form: a tenth of the parsing time and half of the bytes
-    of a list. kind: ``f4``, ``f8``, ``i4``."""
+    of a list. kind: type of its numbers, ``f4``, ``f8`` or ``i4``."""
     array = values.astype(f"<{kind}")
     found: dict[str, Any] = {"dtype": kind, "bdata": base64.b64encode(array.tobytes()).decode()}
     return found if array.ndim == 1 else {**found, "shape": ", ".join(map(str, array.shape))}
 
 
 def layout(**more: Any) -> dict[str, Any]:
-    """Return the common layout of all figures."""
+    """Return the layout that all plotly figures share, with ``more`` settings."""
     return {
         "font": FONT, "margin": {"l": 70, "r": 20, "t": 30, "b": 60}, "paper_bgcolor": "#ffffff",
         "plot_bgcolor": "#ffffff", "hoverlabel": {"align": "left"}, **more,
@@ -62,7 +63,7 @@ def layout(**more: Any) -> dict[str, Any]:
 
 
 def nothing(why: str) -> dict[str, Any]:
-    """Return an empty figure with the reason as its text."""
+    """Return an empty plotly figure with the reason as its text."""
     axis = {"visible": False}
     note = {"text": plain(why), "showarrow": False, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
     return {"data": [], "layout": layout(xaxis=axis, yaxis=axis, annotations=[note], height=160)}
@@ -97,7 +98,7 @@ def memory_words(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: S
 
 
 def prediction_words(prediction: Prediction | None) -> str:
-    """Return the longest kinds of ops, predicted and measured, in words."""
+    """Return a sentence on the kinds of ops with the most seconds, predicted and measured."""
     if prediction is None or not prediction.rows:
         return ""
     rows = [
@@ -109,7 +110,8 @@ def prediction_words(prediction: Prediction | None) -> str:
 
 
 def spans_words(name: str, spans: pl.DataFrame) -> str:
-    """Return the step's length and the sum of each kind of span, in words."""
+    """Return a sentence on the step's length and the sum of each kind of span. name: of the step,
+    as the sentence begins."""
     if spans.is_empty():
         return ""
     sums = spans.group_by("kind").agg(seconds=(pl.col("end") - pl.col("start")).sum()).sort("seconds", descending=True)

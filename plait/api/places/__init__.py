@@ -1,5 +1,5 @@
-"""Launch targets, where ranks run, by name. To add a target, write a class like ``lab.InLab`` and
-give it a line in ``PLACES``."""
+"""Launch targets, where ranks run, by name. To add a target, write a class like ``lab.LabTarget``
+and give it a line in ``PLACES``."""
 
 from __future__ import annotations
 

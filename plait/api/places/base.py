@@ -30,7 +30,7 @@ class LaunchTarget(Protocol):
 
     @property
     def hosts(self) -> Hosts:
-        """The target's machines, as plans describe them."""
+        """The target's machines, as plans describe them: ranks per host, NICs and their rate."""
         ...
 
     @property
@@ -48,15 +48,17 @@ class LaunchTarget(Protocol):
         ...
 
     def run(self, ranks: RankSet) -> int:
-        """Start ranks and watch them until they end; return and raise as ``launch.local.run_ranks``
-        does."""
+        """Start ranks and watch them until they end; return 0, or 128 + signal if they were asked
+        to stop and have saved. Raises RankFailure for a failed or silent rank, LaunchError if ranks
+        cannot be started."""
         ...
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A run that a cluster manager has accepted. notes: paragraphs for the user. wait: follows the
-    run as far as the user asked; returns its exit status, 0 for a run that is not followed."""
+    """A run that a cluster manager has accepted. notes: paragraphs for the user. wait: a function
+    that follows the run, if the user wants that, and returns its exit status; 0 for a run that is
+    not followed."""
 
     notes: tuple[str, ...]
     wait: Callable[[], int]
@@ -92,16 +94,17 @@ class ManagedTarget(ABC):
 
     @abstractmethod
     def run(self, ranks: RankSet) -> int:
-        """Start ranks from inside a job of the manager and watch them until they end."""
+        """Start ranks from inside a job of the manager and watch them until they end; return the
+        exit status. Raises as ``LaunchTarget.run``."""
 
     @abstractmethod
     def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submission:
-        """Submit the plan from outside the cluster. follow: True if the caller waits for the end of
-        the run."""
+        """Submit the plan from outside the cluster; return the accepted run. follow: True if the
+        caller waits for the end of the run. Raises LaunchError if the manager refuses."""
 
     @abstractmethod
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
-        """Return a title, and the text that ``submit`` would send."""
+        """Return (title, text that ``submit`` would send to the manager)."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class LocalTarget:
 
     @property
     def hosts(self) -> Hosts:
-        """The description of this machine."""
+        """The description of this machine, as plans use it."""
         from plait.core.cluster.hardware import HERE
 
         return HERE
@@ -124,8 +127,9 @@ class LocalTarget:
         return True
 
     def run(self, ranks: RankSet) -> int:
-        """Start ranks as processes and watch them until they end. Ranks get MASTER_PORT, if it is
-        set; Plait's own ranks rendezvous in the launcher instead."""
+        """Start ranks as processes of this machine and watch them until they end; return the exit
+        status. Ranks get MASTER_PORT, if it is set; Plait's own ranks rendezvous in the launcher
+        instead."""
         from plait.core.base.cluster_env import this_host
         from plait.core.base.env import chosen_port
         from plait.core.base.process import reserved_port

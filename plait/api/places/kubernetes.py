@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 
 LOST = ("emptyDir", "configMap", "secret", "downwardAPI", "projected", "ephemeral", "image")
-"""Kinds of volumes that end with their pod, or that are not writable."""
+"""Kinds of volumes whose files are lost with their pod, or that are not writable."""
 
 
 @dataclass(frozen=True)
 class KubernetesTarget(ManagedTarget):
-    """A Kubernetes namespace as a launch target; the current one if empty."""
+    """A Kubernetes namespace as a launch target. namespace: its name; the kubeconfig's current one
+    if empty."""
 
     namespace: str = ""
     shares_files = False  # volumes may be mounted only in pods
@@ -39,7 +40,8 @@ class KubernetesTarget(ManagedTarget):
         raise JobError("runs trainings alone", key="--on kubernetes", fix=fix)
 
     def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submission:
-        """Submit the plan as a JobSet or a Job."""
+        """Submit the plan as a JobSet or a Job; return the accepted run. Raises LaunchError if the
+        cluster refuses, JobError for settings that cannot run there."""
         from plait.launch.kubernetes import follow as kubernetes
 
         assert plan.job is not None
@@ -65,7 +67,7 @@ class KubernetesTarget(ManagedTarget):
         return Submission((note, *order), wait)
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
-        """Return a title, and the manifests as YAML."""
+        """Return (title, manifests as YAML)."""
         note = ""
         try:
             kind = self._kind(job)
@@ -75,9 +77,9 @@ class KubernetesTarget(ManagedTarget):
         return "The manifests", note + _yaml([run.workload(), *run.owned_objects()])
 
     def manifests(self, plan: Plan, folder: Path) -> tuple[dict[str, str], str]:
-        """Return all objects that run the plan without a launcher outside the cluster, by the names
-        of files for ``kubectl apply -f``: access rights, the plan with the secret that pods share,
-        and the workload. Also return a note."""
+        """Return (manifests as text, by the names of files for ``kubectl apply -f``; a note for the
+        user). They are all objects that run the plan without a launcher outside the cluster: access
+        rights, the plan with the secret that pods share, and the workload."""
         from plait.launch.kubernetes.lost import access
 
         assert plan.job is not None
@@ -98,9 +100,9 @@ class KubernetesTarget(ManagedTarget):
         return {name: _yaml(objects) for name, objects in files.items()}, note
 
     def _with_topology(self, job: Job, run: PodRun) -> tuple[PodRun, tuple[str, ...]]:
-        """Return the run with the topology that orders its nodes, if nothing else orders them: the
-        job's topology, or the one in the labels of the cluster's nodes. Also return a note if no
-        topology is known."""
+        """Return (the run with the topology that orders its nodes, notes). The topology is the
+        job's, or the one in the labels of the cluster's nodes, unless a rank table orders them; a
+        note says if none is known."""
         from plait.api.in_cluster import kubernetes_topology
         from plait.api.topologies import read_topology
         from plait.core.topology.form import to_dict
@@ -129,8 +131,8 @@ class KubernetesTarget(ManagedTarget):
             return "default"
 
     def _kind(self, job: Job, cluster: KubernetesNamespace | None = None) -> str:
-        """Return the kind of object that makes the pods. The cluster is queried only if the job
-        leaves the kind open."""
+        """Return the kind of object that makes the pods, ``Job`` or ``JobSet``. cluster: asked only
+        if the job leaves the kind open."""
         if job.kubernetes.workload == "auto":
             return "JobSet" if (cluster or self._cluster(job)).has_jobset() else "Job"
         return "JobSet" if job.kubernetes.workload == "jobset" else "Job"

@@ -65,7 +65,8 @@ class LabTarget:
         return world == self.world_size or (self.table is None and world < self.world_size and world % each == 0)
 
     def run(self, ranks: RankSet) -> int:
-        """Start ranks as processes on the lab's hosts and watch them until they end."""
+        """Start ranks as processes on the lab's hosts and watch them until they end; return the
+        exit status. Raises RankFailure when the run is given up."""
         from plait.lab import Lab
 
         with Lab(self.lab, command=ranks.argv, nodes=self._nodes[: ranks.world // self.lab.ranks_per_host]) as running:
@@ -102,8 +103,8 @@ def largest_connected(reached: Sequence[set[int]], own: Sequence[int]) -> set[in
 
 @dataclass
 class LabFleet:
-    """The hosts of a running lab, as a fleet for the run's supervisor. plan: the run's present
-    plan, which sets the number of ranks of an attempt. ranks: their other options."""
+    """The hosts of a running lab, on which the run's supervisor starts ranks. plan: the run's
+    present plan, which sets the number of ranks of an attempt. ranks: their other options."""
 
     lab: Lab
     ranks: RankSet
@@ -171,15 +172,16 @@ class LabFleet:
         return {self.lab.nodes[rank // self._each] for rank in failure.ranks}
 
     def _free(self, up: set[int]) -> list[int]:
-        """Return spares in the order in which they are used: suspects last."""
+        """Return the hosts of ``up`` without a rank, in the order in which they are used as spares:
+        those on which ranks have failed last."""
         return sorted(up.intersection(self.spares), key=lambda host: (host in self.suspects, self._trust(host), host))
 
     def _trust(self, host: int) -> int:
         return self.suspects.index(host) if host in self.suspects else -1
 
     def _replace_hosts(self, up: set[int], blamed: set[int]) -> str:
-        """Replace failing hosts by spares, so that the number of hosts stays; return a description
-        of the moves."""
+        """Replace hosts that are not ``up`` or are blamed by spares, so that the number of hosts
+        stays; return a description of the moves."""
         free = self._free(up)
         clean = [host for host in free if host not in self.suspects]
         down = [host for host in self.lab.nodes if host not in up]
@@ -197,8 +199,8 @@ class LabFleet:
         return "; ".join(moves)
 
     def _shrink(self, up: set[int]) -> str:
-        """Plan the run again for the hosts that are left; return a description. Raises RankFailure
-        if that is not possible."""
+        """Plan the run again for the hosts in ``up``; return a description of the change. Raises
+        RankFailure if that is not possible."""
         lost = sorted(set(self.lab.nodes) - up)
         gone = ", ".join(map(name, lost)) or "hosts"
         need = self.original_plan.layout.world_size // self._each
@@ -262,7 +264,8 @@ def repair_table(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str]
 
 
 def _placed(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], spares: Sequence[str]) -> RankTable:
-    """Return the table as ``plait place --repair`` repairs it. Raises PlacementError."""
+    """Return the table with hosts that ``plait place --repair`` would choose in place of those that
+    are down. Raises PlacementError if none can be placed."""
     from plait.api.placing import volumes_of
     from plait.core.job.communication import CommunicationMatrix
     from plait.place.placing import NodeFilter, pools_of, spots_of
@@ -308,7 +311,8 @@ def plan_for_fewer(plan: Plan, open_job: Job | None, lab: LabSpec, hosts: int) -
 
 
 def _smaller(job: Job) -> Iterator[Job]:
-    """Yield the job with fewer data-parallel replicas, the largest number first."""
+    """Yield the job with fewer data-parallel replicas and the same global batch, the largest number
+    first."""
     dp = job.strategy.dp
     degrees = (dp,) if isinstance(dp, int) else tuple(dp)
     if len(set(degrees)) > 1:

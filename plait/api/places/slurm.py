@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SlurmTarget(ManagedTarget):
-    """A Slurm partition as a launch target; the default partition if empty."""
+    """A Slurm partition as a launch target. partition: its name; the default partition if empty."""
 
     partition: str = ""
 
@@ -56,7 +56,8 @@ class SlurmTarget(ManagedTarget):
         return slurm_job.run(folder, ranks.argv, ranks.world, timeout=ranks.timeout, plan=ranks.plan, hooks=hooks)
 
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:
-        """Return the batch job that ``submit`` would submit."""
+        """Return the batch job that ``submit`` would submit. Raises JobError for settings that
+        conflict."""
         from plait.core.base.cluster_env import sbatch_variables
         from plait.core.base.errors import JobError
         from plait.core.job.texts import check_single_line
@@ -79,8 +80,8 @@ class SlurmTarget(ManagedTarget):
         )  # fmt: skip
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
-        """Return a title, and the batch script. If Slurm does not answer, the script lacks values
-        that only Slurm knows, and says so."""
+        """Return (title, batch script). If Slurm does not answer, the script lacks values that only
+        Slurm knows, and says so."""
         from plait.core.base.errors import LaunchError
 
         note = ""
@@ -95,7 +96,8 @@ class SlurmTarget(ManagedTarget):
         return "The batch script", note + batch.script()
 
     def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submission:
-        """Submit the plan as a Slurm job."""
+        """Submit the plan as a Slurm job; return the accepted run. Raises LaunchError if Slurm
+        refuses, JobError for settings that conflict."""
         from plait.core.runs.lock import RunLock
         from plait.launch.run_folder import write_run
         from plait.launch.slurm import commands as slurm
