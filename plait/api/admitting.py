@@ -208,7 +208,9 @@ class AdmitSettings:
             return SlurmQueue(self.partition, self.qos, tuple(self.reservation))
         if self.partition or self.qos:
             key = "partition" if self.partition else "qos"
-            raise JobError("is Slurm's", key=key, fix="Pods opt in by the scheduling gate plait.dev/admission")
+            raise JobError(
+                "is an option of Slurm alone", key=key, fix="Pods opt in by the scheduling gate plait.dev/admission"
+            )
         due = dict(map(_with_time, self.reservation))
         from plait.launch.kubernetes.api import KubernetesNamespace
         from plait.launch.kubernetes.queue import KubernetesQueue

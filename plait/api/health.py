@@ -129,6 +129,6 @@ def check_hosts(
         try:
             report = json.loads((result / "check.json").read_text())
         except OSError:
-            raise LaunchError("the first host ended without a result.") from None
+            raise LaunchError("the first host ended without a result; its output above says why.") from None
     wanted = [name(host) for host in range(place.lab.hosts)] if place.lab else []
     return HostCheck(report, findings(report, limits, wanted))

@@ -69,7 +69,9 @@ def order_nodes(plan: Plan, tree: Topology, granted: GrantedNodes, when_free: st
     states. when_free: the time of these states, in words. Raises PlacementError for nodes that the
     topology lacks, and if the plan's groups do not fit on the granted nodes."""
     if missing := [host for host in granted.hosts if host not in tree.places]:
-        raise PlacementError(f"The topology has no node {', '.join(missing[:5])}.")
+        raise PlacementError(
+            f"The topology has no node {', '.join(missing[:5])}. Give this cluster's (place.topology)."
+        )
     own = dict.fromkeys(granted.hosts, FREE)
     tree = tree.with_states(own).with_hardware(dict.fromkeys(granted.hosts, UNKNOWN))  # checked by the manager
     others = {node.name: DOWN for node in tree.nodes if node.name not in own}

@@ -359,7 +359,7 @@ def check_processors(job: Job, place: LaunchTarget) -> None:
     if not (place.lab or (there and not there.each)):
         return
     if job.strategy.cuda_graphs is True:
-        raise JobError("true, and ranks here compute on processors, which capture nothing",
+        raise JobError("true, and ranks here run on CPUs, which have no CUDA graphs",
                        key="strategy.cuda_graphs", fix='Use "auto" or false')  # fmt: skip
     if job.strategy.compile is True:
         check_compiler()

@@ -109,7 +109,7 @@ def _placed(
     )  # fmt: skip
     placing.read()
     if placing.ranks_per_node != cluster.ranks_per_node:
-        problem = f"nodes of {placing.ranks_per_node} ranks, and the cluster's have {cluster.ranks_per_node}"
+        problem = f"nodes have {placing.ranks_per_node} ranks, and those of the cluster {cluster.ranks_per_node}"
         raise JobError(problem, key="place.gpus_per_node", fix="Give the cluster's, or another topology")
     if table:
         hosts = _checked(table, plan, placing)

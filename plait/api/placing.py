@@ -192,7 +192,9 @@ class PlacementRequest:
         before = self._earlier(old_file)
         unknown = [name for name in down if name not in self.spots and name not in (*before.hosts, *before.spares)]
         if unknown:
-            raise JobError(f"no node '{unknown[0]}' in the topology or the placement", key="--down")
+            raise JobError(
+                f"no node '{unknown[0]}' in the topology or the placement", key="--down", fix="Correct the name"
+            )
         lost = (
             one.name
             for one in self.cluster_topology.nodes
@@ -216,7 +218,9 @@ class PlacementRequest:
         try:
             whole = "heights" in read_table(old_file)
         except (OSError, ValueError) as error:
-            raise PlacementError(f"{old_file}: cannot be read as a rank table ({reason_of(error)}).") from None
+            raise PlacementError(
+                f"{old_file}: cannot be read as a rank table ({reason_of(error)}). Name one that plait place wrote."
+            ) from None
         if whole:
             return Placement.read(old_file)
         table = RankTable.read(old_file)

@@ -179,7 +179,8 @@ def time_by_placement(
 
     plan, _, _, _ = plan_of(file, [])
     if plan.job is None or plan.job.train.steps < FEWEST_STEPS:
-        raise JobError(f"has too few steps to time: at least {FEWEST_STEPS}", file=str(file), key="train.steps")
+        fix = f"Use at least {FEWEST_STEPS}"
+        raise JobError("are too few steps to time", file=str(file), key="train.steps", fix=fix)
     orders, each = _orders(file, topology or on, seed)
     matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan))
     taken: dict[str, list[float]] = {one.order: [] for one in orders}

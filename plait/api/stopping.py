@@ -113,7 +113,7 @@ def _wait_until(over: Callable[[], bool], wait: float, doing: Callable[[], str],
 def _stop_here(folder: Path, held: Held | None, *, at_once: bool, say: Callable[[str], None]) -> None:
     holder, name = held.holder if held else None, folder.absolute().name
     if held is None or holder is None:
-        raise LaunchError(f"{name} is locked, but the lock file cannot be read: the launcher to stop is unknown.")
+        raise LaunchError(f"{name}: its lock file cannot be read, so its launcher is unknown. Stop it where it runs.")
     if not held.here:
         raise LaunchError(_elsewhere(folder, held, holder, at_once=at_once))
     if at_once:

@@ -124,7 +124,7 @@ def read_groups(file: Path) -> dict[str, str]:
     except JobError as error:
         raise error if error.file else error.in_file(str(file)) from None
     if not isinstance(told, dict) or not told or not all(isinstance(group, (str, int)) for group in told.values()):
-        raise JobError("not an object of node to group", file=str(file), fix='Write {"n1": "group 0", ...}')
+        raise JobError("is not an object of node to group", file=str(file), fix='Write {"n1": "group 0", ...}')
     return {node: str(group) for node, group in told.items()}
 
 

@@ -37,7 +37,7 @@ class KubernetesTarget(ManagedTarget):
     def run(self, ranks: RankSet) -> int:
         """Raise JobError: only training runs are sent to Kubernetes."""
         fix = "Run plait in a pod there, with --on local, or train with: plait train --on kubernetes"
-        raise JobError("runs trainings alone", key="--on kubernetes", fix=fix)
+        raise JobError("starts training runs alone", key="--on kubernetes", fix=fix)
 
     def submit(self, plan: Plan, folder: Path, *, follow: bool) -> Submission:
         """Submit the plan as a JobSet or a Job; return the accepted run. Raises LaunchError if the

@@ -36,11 +36,13 @@ class LabTarget:
     def __post_init__(self) -> None:
         if self.table and self.table.ranks_per_node != self.lab.ranks_per_host:
             raise PlacementError(
-                f"The rank table has {self.table.ranks_per_node} ranks a host, and the lab {self.lab.ranks_per_host}."
+                f"The rank table has {self.table.ranks_per_node} ranks a host, and the lab {self.lab.ranks_per_host}. "
+                "Use a table of this lab."
             )
         if self.table and max(self._nodes) >= self.lab.hosts:
             raise PlacementError(
-                f"The rank table names host{max(self._nodes)}, and the lab has {self.lab.hosts} hosts."
+                f"The rank table names host{max(self._nodes)}, and the lab has {self.lab.hosts} hosts. "
+                "Use a table of this lab."
             )
 
     @property

@@ -42,7 +42,7 @@ class SlurmTarget(ManagedTarget):
 
         if not self.inside:
             fix = "Run it inside of one, such as: salloc --nodes=2 plait ..."
-            raise JobError("is not inside of a Slurm job", key="--on", fix=fix)
+            raise JobError("runs only inside a Slurm job", key="--on", fix=fix)
         folder = ranks.logs.parent
         if self.table:
             RankTable.read(self.table).write(folder / PLACED)
