@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -33,6 +34,20 @@ from plait.core.base.errors import JobError, PlaitError, naming_extras
 
 _PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EROFS, errno.ESTALE)
 """Errors of a path that the user named, or of its disk, wherever they are raised."""
+REMOVED = {
+    r"lab slurm": "Try a run with plait train JOB --on lab:HOSTSxRANKS@RATE, or with plait lab run",
+    r"place .*--(compare|literal)": "benchmarks/baselines in Plait's repository has other ways to place",
+    r"(place|plan|train) .*place\.method=(mip|brute-force|\w+-fit|gpu-packing|topology-aware)": (
+        "Use exact, cpsat or program; benchmarks/baselines in Plait's repository has the others"
+    ),
+    r"export .*--format": "Leave it out: torchtitan reads the folder with checkpoint.initial_load_in_hf = true",
+    r"reshard .*\border=": "Leave it out: benchmarks/reshard.py in Plait's repository compares orders",
+    r"queue fit .*--search": "In Plait's repository: python -m benchmarks.forecast_errors TRACE --search N",
+    r"diagnose .*(--meta|\.parquet\b)": (
+        "In Plait's repository: python -m benchmarks.published_trace TRACE.parquet META.yaml"
+    ),
+}
+"""What to do instead, by patterns of command lines whose option, setting or command was removed."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -86,11 +101,20 @@ def refuse_peers_options(words: Sequence[str]) -> None:
             raise JobError(problem, key=f"plait {words[0]}: {option}", fix=f"Write {own}=VALUE behind the job")
 
 
+def refuse_removed(words: Sequence[str]) -> None:
+    """Raise JobError for what was removed. words: the command line behind ``plait``."""
+    line = " ".join(words)
+    for pattern, instead in REMOVED.items():
+        if found := re.match(pattern, line):
+            raise JobError("was removed", key=f"plait {found[0]}", fix=instead)
+
+
 def main() -> None:
     """Run the command line. An error that Plait raises is printed as one paragraph; a bug prints
     its traceback."""
     terminal.prepare()
     try:
+        refuse_removed(sys.argv[1:])
         refuse_peers_options(sys.argv[1:])
         with naming_extras("this command"):
             app()
