@@ -59,12 +59,12 @@ def import_profile(file: Path, over: IgnoredInput | None = None) -> Profile:
         return _document(text, str(file), date, over)
     except (ValueError, OverflowError) as error:  # thousands of digits, times that round to 0, sizes beyond all memory
         told = " ".join(line.strip() for line in str(error).partition(" [type")[0].splitlines()[-2:])
-        raise JobError(f"has an impossible number: {told}", file=str(file)) from None
+        raise JobError(f"has an impossible number: {told}", file=str(file), fix="Leave the file out") from None
 
 
 def _log(text: str, file: str, date: str, over: IgnoredInput) -> Profile:
     if sum(map(text.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")) > MOST_LINES:
-        raise JobError(f"has more than {MOST_LINES} lines", file=file, fix="Keep those of the tests")
+        raise JobError(f"has more than {MOST_LINES} lines", file=file, fix="Keep the lines of the tests")
     return read_log(text, file, date, over)
 
 
@@ -72,7 +72,7 @@ def _document(text: str, file: str, date: str, over: IgnoredInput) -> Profile:
     try:
         values = parse_json(text, most=MOST_VALUES)
     except ValueError as error:
-        raise JobError(f"is not valid JSON, or is cut off: {error}", file=file) from None
+        raise JobError(f"is not valid JSON, or is cut off: {error}", file=file, fix="Give the whole file") from None
     if nccl_json.is_results(values):
         return nccl_json.read_json(values, file, date, over)
     if isinstance(values, dict) and "version" in values:

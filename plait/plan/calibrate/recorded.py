@@ -52,6 +52,7 @@ and chosen on purpose."""
 SMALLEST = 1e-12
 KEPT = ("jitter", "step")
 """Constants that single runs cannot determine."""
+AGAIN = "Leave this run out, or train it again"
 SLOPE = 0.01
 """Relative change of a constant with which the runs' dependence on it is tested."""
 MIN_INFORMATION_SHARE = 0.1
@@ -111,7 +112,7 @@ def read_seconds(folder: Path) -> list[float]:
     except OSError as error:
         raise JobError(f"cannot be read: {error.strerror}", file=str(file), fix="Name a run's folder") from None
     except ValueError as error:
-        raise JobError(f"is damaged: {error}", file=str(file)) from None
+        raise JobError(f"is damaged: {error}", file=str(file), fix=AGAIN) from None
     return [_seconds(line, number, str(file)) for number, line in enumerate(lines, 1)]
 
 
@@ -122,12 +123,12 @@ def _seconds(line: str, number: int, file: str) -> float:
         told = parse_table(line)["seconds"]
         seconds = float(told)
     except KeyError:
-        raise JobError("is damaged: it has no seconds", file=file, key=f"line {number}") from None
+        raise JobError("is damaged: it has no seconds", file=file, key=f"line {number}", fix=AGAIN) from None
     except (ValueError, TypeError, OverflowError) as error:
-        raise JobError(f"is damaged: {error}", file=file, key=f"line {number}") from None
+        raise JobError(f"is damaged: {error}", file=file, key=f"line {number}", fix=AGAIN) from None
     if isinstance(told, bool) or not LEAST <= seconds <= MOST:
         problem = f"{shown(told)} is not a valid step time in seconds"
-        raise JobError(problem, file=file, key=f"line {number}", fix="Leave this run out, or train it again")
+        raise JobError(problem, file=file, key=f"line {number}", fix=AGAIN)
     return seconds
 
 
@@ -148,9 +149,9 @@ class Recorded:
             raise JobError("is no folder of a run", file=str(folder), fix=fix)
         plan = Plan.read(folder / "plan.json")
         if plan.job is None or plan.settings is None:
-            raise JobError("was planned without a job file, so its cluster is unknown", file=str(folder))
+            raise JobError("was planned without a job file, so its cluster is unknown", file=str(folder), fix=AGAIN)
         if len(set(plan.job.degrees)) > 1:
-            raise JobError("has pp ranks of different sizes, which the closed form does not support", file=str(folder))
+            raise JobError("has pp ranks of different sizes", file=str(folder), fix="Leave this run out")
         first = WARM + plan.settings.train.batches.ramped
         left = read_seconds(folder)[first:]
         if len(left) < FEWEST:

@@ -140,7 +140,8 @@ def read_runs(files: Mapping[Path, str], overrides: Sequence[str], vocab: int) -
         problem = "is a configuration, but there is no log of its run"
         raise JobError(problem, file=str(next(iter(beside))), fix="Give the run's log as well")
     if overrides and not logs:
-        raise JobError("overrides a log's configuration, but there is no log", key=overrides[0].partition("=")[0])
+        key = overrides[0].partition("=")[0]
+        raise JobError("overrides a log's configuration, but there is no log", key=key, fix="Name the log, too")
     return found
 
 

@@ -129,7 +129,7 @@ def run_of_log(
     )
     framework = runs or framework_of(job.plan.framework) or framework_of(log.framework)
     if len(set(job.degrees)) > 1:
-        raise JobError("has pp ranks of different sizes, which the closed form does not support", file=log.file)
+        raise JobError("has pp ranks of different sizes", file=log.file, fix="Leave this log out")
     if job.open:
         problem = f"{', '.join(job.open)} are left open, so it is unknown what ran"
         raise JobError(problem, file=log.file, fix="Give a job in which every key says what ran")
