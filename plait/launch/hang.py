@@ -51,7 +51,7 @@ class RankStatus:
     error: str = ""
 
 
-class Gathered(NamedTuple):
+class GatheredEvidence(NamedTuple):
     """The collected evidence, by rank. problems: descriptions of the rings that could not be read.
     headers: of the readable rings, by rank."""
 
@@ -60,7 +60,7 @@ class Gathered(NamedTuple):
     headers: dict[int, Header]
 
 
-def gather(folder: Path, launcher_view: Mapping[int, RankStatus] | None = None, *, world: int = 0) -> Gathered:
+def gather(folder: Path, launcher_view: Mapping[int, RankStatus] | None = None, *, world: int = 0) -> GatheredEvidence:
     """Return the evidence of every rank of the run in ``folder``. Ranks without a readable ring
     have evidence without calls.
 
@@ -88,7 +88,7 @@ def gather(folder: Path, launcher_view: Mapping[int, RankStatus] | None = None, 
         )
         for rank in range(world)
     ]  # fmt: skip
-    return Gathered(evidence, problems, headers)
+    return GatheredEvidence(evidence, problems, headers)
 
 
 def _of(base: Evidence, header: Header | None, part: RankReport | None, rank_status: RankStatus | None, *, host: str,

@@ -255,7 +255,7 @@ def _press(
     key applies. Keys arrive faster than results, and Dash drops the result of a callback that is
     triggered again meanwhile. So every call processes all unanswered keys in order."""
     pressed, count = unanswered(keys, answered)
-    heat, now, marked = heat_callbacks.standing(snapshot, controls)
+    heat, now, marked = heat_callbacks.shown_heat(snapshot, controls)
     before = (now, marked), chosen, zoom
     for where, key in pressed:
         if where == "heat-box" and heat and key == "Enter":

@@ -86,7 +86,7 @@ def _reset_cell(*_: Any) -> dict[str, Any]:
     return {}
 
 
-def standing(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, HeatCell, bool]:
+def shown_heat(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, HeatCell, bool]:
     """Return (the shown heat map, its current cell, True if the cell is marked). controls: values
     of the components ``CONTROLS``."""
     at, *wanted = controls
@@ -98,19 +98,19 @@ def standing(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, 
 
 @on("heat-at.data chosen.data", "heat-figure.clickData", CONTROLS)
 def _clicked(snapshot: Snapshot, click: Any, *controls: Any) -> tuple[Any, Any]:
-    heat, now, _ = standing(snapshot, controls)
+    heat, now, _ = shown_heat(snapshot, controls)
     return _by_mouse(heat, now, click) if heat else (no_update, no_update)
 
 
 @on("heat-at.data", "heat-figure.relayoutData", CONTROLS)
 def _zoomed(snapshot: Snapshot, zoom: Any, *controls: Any) -> Any:
-    heat, now, marked = standing(snapshot, controls)
+    heat, now, marked = shown_heat(snapshot, controls)
     return _window(heat, now, marked, zoom) if heat else no_update
 
 
 @on("heat-at.data chosen.data", Input({"kind": "unlike", "rank": ALL}, "n_clicks"), CONTROLS)
 def _named(snapshot: Snapshot, _: Any, *controls: Any) -> tuple[Any, Any]:
-    heat, now, _ = standing(snapshot, controls)
+    heat, now, _ = shown_heat(snapshot, controls)
     cause = ctx.triggered_id
     rank = cause.get("rank") if isinstance(cause, dict) else None
     if (

@@ -30,7 +30,7 @@ from plait.core.runs.evidence import Evidence, Verdict
 from plait.diagnose.measured.dependencies import Alignment, aligned
 from plait.diagnose.measured.reading import RecordedRun, glance, read_run
 from plait.diagnose.measured.recording import Recording, grid_of, place_of
-from plait.diagnose.measured.tables import Glance
+from plait.diagnose.measured.tables import RunTotals
 from plait.diagnose.rank_map import Heat, RankState, Statistic, by_segment, heat_of_segments, heat_of_steps, rank_states
 from plait.diagnose.report import Report
 
@@ -56,7 +56,7 @@ class Snapshot:
     name: str
     folder: Path
     generation: int = 0
-    glance: Glance | None = None
+    glance: RunTotals | None = None
     run: RecordedRun | None = None
     has_spans: bool = False
     report: Report | None = None
@@ -110,7 +110,7 @@ class Snapshot:
         ]
 
 
-_maps: WeakKeyDictionary[Recording | Glance, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
+_maps: WeakKeyDictionary[Recording | RunTotals, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 """The last few heat maps that were computed, for every recording or totals still in use."""
 KEPT = 8
 
@@ -138,7 +138,7 @@ def heat_of(
     return _kept(recording, (statistic, steps, order, columns), made)
 
 
-def _kept(recording: Recording | Glance, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+def _kept(recording: Recording | RunTotals, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     maps = _maps.setdefault(recording, {})
     found = maps.get(key)
     if found is None:

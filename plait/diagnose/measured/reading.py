@@ -57,7 +57,7 @@ from plait.diagnose.measured.run_files import (
     uniform_run,
     uniform_steps,
 )
-from plait.diagnose.measured.tables import Glance, read_tables, read_totals, rollup_files, timeline_files
+from plait.diagnose.measured.tables import RunTotals, read_tables, read_totals, rollup_files, timeline_files
 
 METRICS = "metrics.jsonl"
 SOON = 60.0
@@ -128,7 +128,7 @@ def _nothing(folder: Path, plan: Plan | None, notes: Sequence[str]) -> str:
     return f"{folder} holds no timeline: no step of it was recorded, or not yet"
 
 
-def glance(folder: Path) -> tuple[Glance, pl.DataFrame] | None:
+def glance(folder: Path) -> tuple[RunTotals, pl.DataFrame] | None:
     """Return (a run's totals by rank and kind of op, coordinates and host of every rank), fast for
     any number of steps. Returns None for runs without totals, written by earlier versions."""
     notes = Notes()

@@ -85,7 +85,7 @@ def read_tables(files: Sequence[Path], plan: str | None, notes: Notes) -> tuple[
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Glance:
+class RunTotals:
     """A summary of a run: the totals of its last blocks of steps. segments: seconds of a mean step
     by rank, kind, site and direction. first, last: steps."""
 
@@ -95,7 +95,7 @@ class Glance:
     notes: tuple[str, ...]
 
 
-def read_totals(timeline: Path, plan: str | None) -> Glance | None:
+def read_totals(timeline: Path, plan: str | None) -> RunTotals | None:
     """Return the summary of a run's totals; None if the run has none. A step that was done twice
     counts twice here."""
     blocks = sorted((timeline / TOTALS).glob("block=*"), key=lambda path: _number(path.name))
@@ -113,7 +113,7 @@ def read_totals(timeline: Path, plan: str | None) -> Glance | None:
     keys = ("rank", "kind", "site", "direction")
     sums = pl.concat(found).group_by(keys).agg(seconds=pl.sum("sum") / pl.sum("steps").clip(1))
     firsts, lasts = zip(*spans, strict=True)
-    return Glance(segments=sums, first=min(firsts), last=max(lasts), notes=tuple(notes.lines))
+    return RunTotals(segments=sums, first=min(firsts), last=max(lasts), notes=tuple(notes.lines))
 
 
 def _number(name: str) -> int:

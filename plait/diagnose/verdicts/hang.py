@@ -26,7 +26,7 @@ from dataclasses import replace
 from plait.core.base.process import how_it_ended
 from plait.core.runs.evidence import FIRST, Cause, Evidence, Verdict, WaitLink, listed, spoken_ranks
 from plait.diagnose.verdicts.mismatch import deadlock, find_mismatch
-from plait.diagnose.verdicts.waits import At, Waits, agree, sentence
+from plait.diagnose.verdicts.waits import CallKey, Waits, agree, sentence
 
 STUCK = 0.5
 """Share of the deadline after which a call that all ranks have begun counts as stuck."""
@@ -88,7 +88,7 @@ def _ended(waits: Waits, sinks: Sequence[int], failed: Sequence[int]) -> Verdict
     before aborted, aborted before failed; of several failed ranks the first counts, if known."""
     own = [rank for rank in failed if waits.status[rank] == "ended"]
     for kind in ("signal", "abort", "error"):
-        if ranks := [rank for rank in own if waits.severed(rank) == kind]:
+        if ranks := [rank for rank in own if waits.how_ended(rank) == kind]:
             if kind != "signal":
                 first = min(waits.evidence[rank].ended_at for rank in ranks)
                 ranks = [rank for rank in ranks if waits.evidence[rank].ended_at == first]
@@ -167,7 +167,7 @@ def _slow(waits: Waits, busy: Sequence[int]) -> Verdict:
     return waits.verdict("none", why, busy)
 
 
-def _cut(waits: Waits, stuck: Sequence[At]) -> Verdict | None:
+def _cut(waits: Waits, stuck: Sequence[CallKey]) -> Verdict | None:
     """Return the verdict on the network between hosts, if ranks report hosts that they cannot
     reach."""
     found = cut_off(waits.evidence.values(), {rank for at in stuck for rank in waits.members(at.channel)})
@@ -184,7 +184,7 @@ def _cut(waits: Waits, stuck: Sequence[At]) -> Verdict | None:
     return replace(waits.verdict("cut off", why, ranks, _chain(waits, waiting, ())), hosts=tuple(hosts))
 
 
-def _mute(waits: Waits, stuck: Sequence[At], deadline: float) -> Verdict | None:
+def _mute(waits: Waits, stuck: Sequence[CallKey], deadline: float) -> Verdict | None:
     """Return the verdict on ranks that do not answer although others do, in a call that all ranks
     have begun. A held interpreter lock alone would not keep such a call from ending."""
     at = _first(waits, stuck)
@@ -200,7 +200,7 @@ def _mute(waits: Waits, stuck: Sequence[At], deadline: float) -> Verdict | None:
     return waits.verdict("stopped", why, ranks, _chain(waits, waiting, ranks))
 
 
-def _unexplained(waits: Waits, stuck: Sequence[At]) -> Verdict:
+def _unexplained(waits: Waits, stuck: Sequence[CallKey]) -> Verdict:
     """Return the verdict on a call that all ranks have begun and none ends, without further
     evidence."""
     call, at = waits.call(_first(waits, stuck)), _first(waits, stuck)
@@ -246,7 +246,7 @@ def _verdict(waits: Waits, cause: Cause, ranks: Sequence[int], what: str, *, mor
     return waits.verdict(cause, text + "." + more, sorted(ranks), _chain(waits, waiting, ranks))
 
 
-def _chain(waits: Waits, waiting: dict[int, At], causes: Collection[int]) -> tuple[WaitLink, ...]:
+def _chain(waits: Waits, waiting: dict[int, CallKey], causes: Collection[int]) -> tuple[WaitLink, ...]:
     """Return the links from the last waiting ranks to the cause, one for each call on the way."""
     if not waiting:
         return ()
@@ -272,7 +272,7 @@ def _longest_for(waits: Waits, rank: int) -> float:
                 for other in waits.at[at]), default=0.0)  # fmt: skip
 
 
-def _first(waits: Waits, calls: Sequence[At]) -> At:
+def _first(waits: Waits, calls: Sequence[CallKey]) -> CallKey:
     return max(calls, key=lambda at: max(waits.age[rank, at] for rank in waits.at[at]))
 
 

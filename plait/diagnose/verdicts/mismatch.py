@@ -12,12 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from plait.core.runs.evidence import Call, CallSequence, Verdict, WaitLink, listed, spoken_group, spoken_ranks
-from plait.diagnose.verdicts.waits import At, Waits, agree, sentence
+from plait.diagnose.verdicts.waits import CallKey, Waits, agree, sentence
 
 Signs = tuple[str, str, int]
 SHOWN = 4
 """The largest number of waiting ranks of a cycle that the verdict describes."""
-Circle = Sequence[tuple[int, At]]
+Circle = Sequence[tuple[int, CallKey]]
 Role = tuple[str, int, int, int]
 """A rank's role in a channel: the group's label, size and ordinal, and 0 for a collective, 1 for a
 send, 2 for a receive, negative if the message goes to a lower rank."""
@@ -37,10 +37,10 @@ def find_mismatch(waits: Waits) -> Verdict | None:
     return _mismatch_verdict(waits, at, calls, odd, right)
 
 
-def _first(waits: Waits, wrong: Sequence[At]) -> At:
+def _first(waits: Waits, wrong: Sequence[CallKey]) -> CallKey:
     """Return the mismatched call of ``wrong`` that most ranks began before the other mismatched
     calls."""
-    came: dict[int, list[tuple[int, At]]] = defaultdict(list)
+    came: dict[int, list[tuple[int, CallKey]]] = defaultdict(list)
     for at in wrong:
         for rank, call in waits.calls[at]:
             came[rank].append((call.enqueued, at))
@@ -53,7 +53,7 @@ def _majority(votes: Counter[Signs]) -> Signs | None:
     return most[0][0] if most and (len(most) == 1 or most[0][1] > most[1][1]) else None
 
 
-def _elsewhere(waits: Waits, at: At) -> Counter[Signs]:
+def _elsewhere(waits: Waits, at: CallKey) -> Counter[Signs]:
     """Return how often groups of the same kind and size began each operation as their call with the
     same number."""
     group, *ends = waits.channels[at.channel]
@@ -61,13 +61,15 @@ def _elsewhere(waits: Waits, at: At) -> Counter[Signs]:
     for number, (other, source, _) in enumerate(waits.channels):
         alike = other.label == group.label and len(other.ranks) == len(group.ranks) and other.ordinal == group.ordinal
         if number != at.channel and alike and group.label and (source < 0) == (ends[0] < 0):
-            signs = {call.signs for _, call in waits.calls.get(At(number, at.sequence), ())}
+            signs = {call.signs for _, call in waits.calls.get(CallKey(number, at.sequence), ())}
             if len(signs) == 1:
                 votes[signs.pop()] += 1
     return votes
 
 
-def _mismatch_verdict(waits: Waits, at: At, calls: dict[int, Call], odd: Sequence[int], right: Signs | None) -> Verdict:
+def _mismatch_verdict(
+    waits: Waits, at: CallKey, calls: dict[int, Call], odd: Sequence[int], right: Signs | None
+) -> Verdict:
     others = [rank for rank in sorted(calls) if rank not in set(odd)]
     group = spoken_group(waits.channels[at.channel].group)
     sides: dict[str, list[int]] = defaultdict(list)  # a clause for each distinct call
@@ -89,11 +91,13 @@ def _mismatch_verdict(waits: Waits, at: At, calls: dict[int, Call], odd: Sequenc
     return waits.verdict("mismatch", why, odd, chain, " and ".join(differs))
 
 
-def _differs(waits: Waits, at: At, calls: dict[int, Call], rank: int, right: Signs | None, against: int | None) -> str:
+def _differs(
+    waits: Waits, at: CallKey, calls: dict[int, Call], rank: int, right: Signs | None, against: int | None
+) -> str:
     """Return ``order`` if ``rank`` began the others' next or previous call; otherwise the property
     that differs from the right call, or from the call of the rank ``against``."""
     for shift in (-1, 1):
-        beside = waits.calls.get(At(at.channel, at.sequence + shift), ())
+        beside = waits.calls.get(CallKey(at.channel, at.sequence + shift), ())
         fits = any(call.signs == calls[rank].signs for other, call in beside if other not in calls or
                    calls[other].signs == right)  # fmt: skip
         left_out = any(call.signs == right for other, call in beside if other == rank and shift > 0)
@@ -173,7 +177,7 @@ def _to_another_peer(waits: Waits, circle: Circle) -> Verdict | None:
     return waits.verdict("mismatch", why, sorted(odd), links, "peer")
 
 
-def _untaken(waits: Waits, rank: int, at: At) -> list[At]:
+def _untaken(waits: Waits, rank: int, at: CallKey) -> list[CallKey]:
     """Return the messages in which other ranks wait for ``rank``, in the same group and direction
     (to or from the rank) as the rank's own message ``at``."""
     own = waits.channels[at.channel]
@@ -213,7 +217,7 @@ def _roles(waits: Waits, rank: int) -> frozenset[Role]:
     return frozenset(_role(call.channel, rank) for call in waits.evidence[rank].calls)
 
 
-def _first_of(waits: Waits, rank: int, peer: int, one: At, other: At) -> int:
+def _first_of(waits: Waits, rank: int, peer: int, one: CallKey, other: CallKey) -> int:
     """Return 1 if ``peer`` began its counterpart of the call ``one`` before that of ``other``, -1
     if after, and 0 if unknown. Groups without a label have no known counterparts."""
     if not all(waits.channels[at.channel].group.label for at in (one, other)):
@@ -224,7 +228,7 @@ def _first_of(waits: Waits, rank: int, peer: int, one: At, other: At) -> int:
     return (first is not None) - (second is not None) if None in (first, second) else 0
 
 
-def _alike(waits: Waits, rank: int, peer: int, at: At) -> Call | bool | None:
+def _alike(waits: Waits, rank: int, peer: int, at: CallKey) -> Call | bool | None:
     """Return the peer's call with the same number and role as the rank's call ``at``; True if it
     was begun long ago, None if it was not begun."""
     role, later = _role(waits.channels[at.channel], rank), None

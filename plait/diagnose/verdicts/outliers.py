@@ -235,7 +235,7 @@ def _nearest(seen: _Windows, named: set[int], least: float) -> UnitSpread:
 
 
 @dataclass(frozen=True, eq=False)
-class Means:
+class UnitMeans:
     """Mean of each unit's steps, its standard error, and the error's degrees of freedom; NaN with
     too few steps."""
 
@@ -245,7 +245,7 @@ class Means:
 
 
 @dataclass(frozen=True, eq=False)
-class Between:
+class HealthySpread:
     """The means of healthy units. centre: their median; 0 for few units. sigma: their spread, a
     standard deviation, for each unit from the other units. freedom: its degrees of freedom."""
 
@@ -261,7 +261,7 @@ def normal_deviate(t: Floats, freedom: Floats) -> Floats:
     return np.copysign(worth, t)
 
 
-def mean_step(values: Floats, fewest: int, twins: Ints) -> Means:
+def mean_step(values: Floats, fewest: int, twins: Ints) -> UnitMeans:
     """Return trimmed means of (units, steps); NaN: unknown. The error is the unit's own, or the
     larger one of all units, which then has as many degrees of freedom as all units give.
     Neighbouring steps may be correlated; all units give the correlation. twins: a number for each
@@ -273,14 +273,14 @@ def mean_step(values: Floats, fewest: int, twins: Ints) -> Means:
         rows = count == known
         mean[rows], sigma[rows], freedom[rows] = _trimmed(ordered[rows, :known])
     if not np.isfinite(sigma).any():
-        return Means(mean, sigma, freedom)
+        return UnitMeans(mean, sigma, freedom)
     own = np.where(np.isfinite(sigma), freedom, 1.0)
     common = float(np.nanmedian(sigma / _chi(own, 0.0)))
     shared = sigma <= common * _chi(own, UNSTEADY)
     estimates = len(np.unique(twins[shared]))
     freedom = np.where(shared, freedom * max(1, estimates), freedom)
     error = np.maximum(sigma, common) / np.sqrt(np.maximum(count, 1)) * _alike(values, mean, sigma)
-    return Means(mean, error, freedom)
+    return UnitMeans(mean, error, freedom)
 
 
 def _chi(freedom: Floats, deviate: float) -> Floats:
@@ -316,7 +316,7 @@ def _alike(values: Floats, mean: Floats, sigma: Floats) -> float:
     return float(np.sqrt((1 + alike) / (1 - alike)))
 
 
-def healthy_spread(steps: Means, prior: float, twins: Ints, *, lower: bool) -> Between:
+def healthy_spread(steps: UnitMeans, prior: float, twins: Ints, *, lower: bool) -> HealthySpread:
     """Return the spread of healthy units, beyond what the chance of their steps explains. prior:
     the assumed spread, a standard deviation; the more units, the less it counts. Each unit is
     compared with the other units, without its twin. lower: only the lower half is healthy; its
@@ -341,7 +341,7 @@ def healthy_spread(steps: Means, prior: float, twins: Ints, *, lower: bool) -> B
     # The assumed and the measured spread, weighted by their degrees of freedom (Smyth, 2004).
     beyond = np.maximum(0, (SIGMA * spread) ** 2 - chance)
     sigma = np.sqrt((PRIOR_FREEDOM * prior**2 + freedom * beyond) / (PRIOR_FREEDOM + freedom))
-    return Between(centre, sigma, PRIOR_FREEDOM + freedom)
+    return HealthySpread(centre, sigma, PRIOR_FREEDOM + freedom)
 
 
 def _leave_one_out_medians(values: Floats) -> Floats:

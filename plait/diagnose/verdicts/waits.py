@@ -39,7 +39,7 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-class At(NamedTuple):
+class CallKey(NamedTuple):
     """The identity of a call: number of its channel (a group, or a pair of ranks), and number of
     the call there."""
 
@@ -56,9 +56,9 @@ class Waits:
         for rank in range(world):
             self.evidence.setdefault(rank, Evidence(rank=rank, recorded=False))
         self.channels: list[CallSequence] = []
-        self.heads: dict[int, dict[At, Call]] = {}
-        self.calls: dict[At, list[tuple[int, Call]]] = defaultdict(list)
-        self.age: dict[tuple[int, At], float] = {}
+        self.heads: dict[int, dict[CallKey, Call]] = {}
+        self.calls: dict[CallKey, list[tuple[int, Call]]] = defaultdict(list)
+        self.age: dict[tuple[int, CallKey], float] = {}
         """Seconds that a rank has been at a call: since it began, or since the end of the previous
         call."""
         self._entered: list[dict[int, int]] = []
@@ -67,7 +67,7 @@ class Waits:
         for rank in range(world):
             self._add(self.evidence[rank])
         self.status = {rank: self._status(one) for rank, one in self.evidence.items()}
-        self.at: dict[At, list[int]] = defaultdict(list)
+        self.at: dict[CallKey, list[int]] = defaultdict(list)
         for rank in range(world):
             if self.status[rank] in ("waits", "victim"):
                 for head in self.heads[rank]:
@@ -75,7 +75,7 @@ class Waits:
         self.missing = {at: self._missing(at) for at in self.at}
         """The members that each call waits for."""
         self._here = {at: set(ranks) for at, ranks in self.at.items()}
-        self._waited: dict[int, list[At]] = defaultdict(list)
+        self._waited: dict[int, list[CallKey]] = defaultdict(list)
         for at, missing in self.missing.items():
             for rank in missing:
                 self._waited[rank].append(at)
@@ -98,17 +98,17 @@ class Waits:
         last: dict[int, int] = {}
         for call in one.calls:
             number = self._number(call.channel)
-            self.calls[At(number, call.sequence)].append((one.rank, call))
+            self.calls[CallKey(number, call.sequence)].append((one.rank, call))
             entered = self._entered[number]
             entered[one.rank] = max(entered.get(one.rank, 0), call.sequence + 1)
             if call.over:
                 last[number] = max(last.get(number, 0), call.ended)
             elif number not in first or call.sequence < first[number].sequence:
                 first[number] = call
-        self.heads[one.rank] = {At(number, call.sequence): call for number, call in first.items()}
+        self.heads[one.rank] = {CallKey(number, call.sequence): call for number, call in first.items()}
         for number, call in first.items():
             since = max(call.enqueued, last.get(number, 0))
-            self.age[one.rank, At(number, call.sequence)] = (one.at - since) / 1e9
+            self.age[one.rank, CallKey(number, call.sequence)] = (one.at - since) / 1e9
 
     def _status(self, one: Evidence) -> Status:
         if one.state == "ended":
@@ -126,7 +126,7 @@ class Waits:
             return "waits"
         return "unknown" if one.thread == "waits" else "host"
 
-    def _missing(self, at: At) -> list[int]:
+    def _missing(self, at: CallKey) -> list[int]:
         entered = self._entered[at.channel]
         return [rank for rank in self.members(at.channel) if entered.get(rank, 0) <= at.sequence or self._gone(rank)]
 
@@ -164,7 +164,7 @@ class Waits:
         observed."""
         return (self.evidence[rank].state, self.evidence[rank].thread) == ("unknown", "silent")
 
-    def call(self, at: At) -> Call:
+    def call(self, at: CallKey) -> Call:
         """Return the call as recorded by the first rank that is at it."""
         return self.heads[self.at[at][0]][at]
 
@@ -176,25 +176,25 @@ class Waits:
         """Return the ranks that others wait for and that wait for no rank themselves."""
         return sorted(rank for rank in self._waited if self.status[rank] not in ("waits", "victim"))
 
-    def stuck(self, seconds: float) -> list[At]:
+    def stuck(self, seconds: float) -> list[CallKey]:
         """Return the calls that all members have begun and none ends, without any progress for
         ``seconds``."""
         return [at for at, missing in self.missing.items() if not missing and self._quiet(at) >= seconds]
 
-    def _quiet(self, at: At) -> float:
+    def _quiet(self, at: CallKey) -> float:
         """Return the seconds since the last known progress of a member in a call."""
         ages = [self.age[rank, at] for rank in self.at[at]]
         return min(
             [*ages, *((self.evidence[r].at - (call.ended or call.enqueued)) / 1e9 for r, call in self.calls[at])]
         )
 
-    def waiting_for(self, ranks: Iterable[int], calls: Iterable[At] = ()) -> dict[int, At]:
+    def waiting_for(self, ranks: Iterable[int], calls: Iterable[CallKey] = ()) -> dict[int, CallKey]:
         """Return the ranks that wait, directly or through others, for ``ranks`` or in ``calls``,
         with the call of each, the nearest first."""
-        found: dict[int, At] = {}
+        found: dict[int, CallKey] = {}
         edge: deque[int] = deque()
 
-        def take(at: At) -> None:
+        def take(at: CallKey) -> None:
             for rank in self.at[at]:
                 if rank not in found:
                     found[rank] = at
@@ -214,14 +214,14 @@ class Waits:
                     take(at)
         return found
 
-    def circle(self, among: set[int]) -> list[tuple[int, At]]:
+    def circle(self, among: set[int]) -> list[tuple[int, CallKey]]:
         """Return ranks of ``among`` that wait for each other in a cycle, with their calls; empty if
         there is none."""
         start = self._in_a_circle(among)
         if start is None:
             return []
-        came: dict[int, tuple[int, At]] = {}
-        edge, asked = deque([start]), set[At]()
+        came: dict[int, tuple[int, CallKey]] = {}
+        edge, asked = deque([start]), set[CallKey]()
         while True:  # a rank in a cycle leads back to itself
             rank = edge.popleft()
             for at, other in self._steps(rank, among, asked):
@@ -250,7 +250,7 @@ class Waits:
                 return rank
         return None
 
-    def _steps(self, rank: int, among: set[int], asked: set[At]) -> Iterator[tuple[At, int]]:
+    def _steps(self, rank: int, among: set[int], asked: set[CallKey]) -> Iterator[tuple[CallKey, int]]:
         """Yield the ranks that a rank's calls lead to, except for calls in ``asked``, which were
         followed already."""
         for at in self.heads[rank]:
@@ -258,7 +258,7 @@ class Waits:
                 asked.add(at)
                 yield from ((at, other) for other in self.missing[at] if other in among)
 
-    def severed(self, rank: int) -> Severed:
+    def how_ended(self, rank: int) -> Severed:
         """Return how a rank ended that waited for no rank: by a ``signal``, an ``abort`` or an
         ``error``."""
         status = self.evidence[rank].status or 0

@@ -34,7 +34,7 @@ from plait.core.runs.attempts import Epoch
 from plait.core.runs.evidence import RINGS, ring_path
 from plait.core.runs.host_memory import sweep_memory
 from plait.core.runs.progress import Missing
-from plait.launch.collect.metrics import Live, Loggers, Tail
+from plait.launch.collect.metrics import Live, Loggers, MetricsTail
 from plait.launch.collect.timeline_files import MOST, Journal, Sums
 from plait.launch.health.nodes import make_room
 
@@ -116,7 +116,7 @@ class Collector:
     ) -> None:  # fmt: skip
         self.folder, self.run, self.live, self.loggers = folder, run, live, loggers
         self._epoch = Epoch.mine(folder)
-        self._tail = Tail(folder / "metrics.jsonl") if first == 0 and (live or loggers) else None
+        self._tail = MetricsTail(folder / "metrics.jsonl") if first == 0 and (live or loggers) else None
         self.missing = Missing("the timeline", say)
         self._ranks: dict[int, RankFiles] = {}
         ranks = range(first, first + count)

@@ -177,7 +177,7 @@ class Live:
                 yield GaugeMetricFamily(metric, what, value=self._measured[name])
 
 
-class Tail:
+class MetricsTail:
     """Reader of the lines that are added to ``metrics.jsonl``, only complete ones that parse; a
     file that is truncated is followed from its new end."""
 

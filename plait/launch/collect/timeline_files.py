@@ -40,7 +40,7 @@ SAMPLED = "sampled"
 """Name of the folder for spans that are kept of older steps."""
 
 
-class Unusual:
+class SlowStepDetector:
     """Detector of steps that took far longer than the fifty before: at least a quarter longer than
     their median, and longer by eight times their median absolute deviation."""
 
@@ -71,7 +71,7 @@ class Journal:
         self.folder, self.rank, self.ring, self.keep, self.sample = folder, ring.rank, ring, keep_steps, sample
         self.lost = 0
         self.last = -1
-        self._unusual = Unusual()
+        self._unusual = SlowStepDetector()
         self._worth: set[int] = set()  # steps next to unusual steps
         self._spans: list[np.ndarray] = []  # of the unfinished part, or of parts that could not be written
         self._part: Path | None = None  # its file

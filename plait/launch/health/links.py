@@ -47,7 +47,7 @@ DISK = 16 << 20
 _BLOCK = bytes(1 << 18)
 
 
-class Peer:
+class JsonConnection:
     """A connection that sends and receives one line of JSON per message."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -76,7 +76,7 @@ class Peer:
 # ---- measurements ----
 
 
-class Sink:
+class ByteSink:
     """A server that receives the bytes that hosts send to this one, and confirms when all have
     arrived."""
 
@@ -145,12 +145,12 @@ def pairs_of(hosts: int) -> list[list[tuple[int, int]]]:
 # ---- a follower host ----
 
 
-class Host:
+class CheckedHost:
     """This host, in the part that every host has: it carries out node 0's orders."""
 
     def __init__(self, node: int, address: str, folder: Path, nbytes: int) -> None:
         self.node, self.folder, self.nbytes = node, folder, nbytes
-        self.sink, self.own = Sink(address), Sink("127.0.0.1")
+        self.sink, self.own = ByteSink(address), ByteSink("127.0.0.1")
 
     def hello(self) -> dict[str, Any]:
         """Return this host's first message: its node number, name and the address of its sink."""
@@ -176,7 +176,7 @@ class Host:
         except OSError as error:
             return str(error.strerror or error)
 
-    def serve(self, leader: Peer) -> None:
+    def serve(self, leader: JsonConnection) -> None:
         """Carry out node 0's orders until it disconnects."""
         leader.say(self.hello())
         with suppress(OSError):
@@ -187,11 +187,11 @@ class Host:
 # ---- node 0 ----
 
 
-class Leader:
+class CheckLeader:
     """Node 0, which gives orders to all hosts that have connected in time; ``report`` measures and
     returns the results."""
 
-    def __init__(self, own: Host, peers: dict[int, tuple[Peer, dict[str, Any]]], nodes: int) -> None:
+    def __init__(self, own: CheckedHost, peers: dict[int, tuple[JsonConnection, dict[str, Any]]], nodes: int) -> None:
         self.own, self.peers, self.nodes = own, peers, nodes
         self.here = {own.node: own.hello(), **{node: hello for node, (_, hello) in peers.items()}}
 
@@ -391,24 +391,24 @@ def main() -> int:
     nodes = me.world_size // me.local_world_size
     if me.node_rank == 0:
         with socket.create_server((me.master_addr, me.master_port), backlog=256) as server:
-            own = Host(0, me.master_addr, folder, nbytes)
-            report = Leader(own, _gathered(server, nodes - 1), nodes).report()
+            own = CheckedHost(0, me.master_addr, folder, nbytes)
+            report = CheckLeader(own, _gathered(server, nodes - 1), nodes).report()
         with replacing(result / "check.json", parents=False) as path:
             path.write_text(json.dumps(report) + "\n")
         return 0
     if leader := _reached(me.master_addr, me.master_port):
-        Host(me.node_rank, leader.getsockname()[0], folder, nbytes).serve(Peer(leader))
+        CheckedHost(me.node_rank, leader.getsockname()[0], folder, nbytes).serve(JsonConnection(leader))
     return 0
 
 
-def _gathered(server: socket.socket, others: int) -> dict[int, tuple[Peer, dict[str, Any]]]:
+def _gathered(server: socket.socket, others: int) -> dict[int, tuple[JsonConnection, dict[str, Any]]]:
     """Return (connection, first message) of the hosts that connect in time, by node."""
-    found: dict[int, tuple[Peer, dict[str, Any]]] = {}
+    found: dict[int, tuple[JsonConnection, dict[str, Any]]] = {}
     end = time.monotonic() + PATIENCE
     while len(found) < others and (left := end - time.monotonic()) > 0:
         server.settimeout(left)
         with suppress(OSError, ValueError, KeyError, TypeError):
-            peer = Peer(server.accept()[0])
+            peer = JsonConnection(server.accept()[0])
             hello = peer.hear()
             found[int(hello["node"])] = peer, hello
     return found

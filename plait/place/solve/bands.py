@@ -158,7 +158,7 @@ WAYS = ((0, False), (1, False), (2, False), (MANY, False), (MANY, True), (1, Tru
 possible; True for bands as wide as these minipods allow, False for equal bands)."""
 
 
-class Aimed(NamedTuple):
+class TargetedPlacement(NamedTuple):
     """A placement within two requested spreads. cells: the minipod of every cell. count: number of
     bands. exchanged: the bands are of rows instead of columns."""
 
@@ -186,7 +186,7 @@ class TargetedBands:
     def __init__(self, free: Sequence[int], rows: int, columns: int, effort: int = EFFORT) -> None:
         self.free, self.rows, self.columns, self.effort = free, rows, columns, effort
 
-    def at(self, row_spread: int, column_spread: int) -> Aimed | None:
+    def at(self, row_spread: int, column_spread: int) -> TargetedPlacement | None:
         """Return the first construction whose PP groups touch at most ``row_spread`` minipods and
         DP groups at most ``column_spread``; None if none does, or no effort is left."""
         for exchanged in (False, True):
@@ -201,7 +201,7 @@ class TargetedBands:
                 grid = _laid(parts, rows, across) if parts else None
                 if parts and grid:
                     turned = zip(*grid, strict=True) if exchanged else grid
-                    return Aimed(tuple(pod for column in turned for pod in column), len(parts), exchanged)
+                    return TargetedPlacement(tuple(pod for column in turned for pod in column), len(parts), exchanged)
         return None
 
 

@@ -151,7 +151,7 @@ def lacked_format(cluster: Cluster, name: str) -> str:
     return precision if precision in QUANTISED and precision not in cluster.device.peak else ""
 
 
-def taken_from(cluster: Cluster, other: Cluster, names: Iterable[str]) -> Cluster:
+def copy_constants(cluster: Cluster, other: Cluster, names: Iterable[str]) -> Cluster:
     """Return ``cluster`` with the named constants copied from ``other``: value, error, source and
     date."""
     efficiency = cluster.efficiency

@@ -37,7 +37,7 @@ from plait.core.job.spec import Job
 from plait.core.step.seconds import rates
 from plait.formats.base.parsed_config import ParsedConfig
 from plait.formats.kineto.profile import kineto_profile
-from plait.plan.calibrate.fit import constant_of, taken_from, timed_constants, with_constants
+from plait.plan.calibrate.fit import constant_of, copy_constants, timed_constants, with_constants
 from plait.plan.calibrate.profile_import import import_profile
 from plait.plan.calibrate.profiled import with_profile
 from plait.plan.calibrate.recorded import Recorded, TimedRun, predicted_seconds
@@ -275,11 +275,11 @@ def measured(cluster: Cluster, sources: Sources) -> Measured:
     fitted = _together(cluster, list(sources.profiles.values()))
     for kind, wrong in cannot.items():
         right = _together(cluster, [one for file, one in sources.profiles.items() if file not in wrong])
-        fitted = taken_from(fitted, right, _all_of(cluster, kind))
+        fitted = copy_constants(fitted, right, _all_of(cluster, kind))
     kept = [name for name in told if not _improves(constant_of(cluster, name), constant_of(fitted, name))]
     surer = {name: files for name, files in told.items() if name not in kept}
     said = {name: (constant_of(fitted, name), files) for name, files in told.items()}
-    return Measured(taken_from(fitted, cluster, kept), surer, said)
+    return Measured(copy_constants(fitted, cluster, kept), surer, said)
 
 
 def _together(cluster: Cluster, profiles: Sequence[Profile]) -> Cluster:
@@ -299,7 +299,7 @@ def _begun(cluster: Cluster, profiles: Mapping[str, Profile]) -> dict[str, Clust
     constants of the other files, unless these are impossible."""
     telling = {file: one for file, one in profiles.items() if any(each.group.nodes == 1 for each in one.collectives)}
     names = _all_of(cluster, "inside")
-    inside = taken_from(cluster, _together(cluster, list(telling.values())), names)
+    inside = copy_constants(cluster, _together(cluster, list(telling.values())), names)
     inside = inside if constant_of(inside, "inside.share").value <= MOST["inside"] else cluster
     return {file: cluster if file in telling else inside for file in profiles}
 

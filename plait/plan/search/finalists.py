@@ -63,7 +63,7 @@ LISTS = (
 Point = Mapping[str, int]
 
 
-class Timed(Protocol):
+class FinalistPrediction(Protocol):
     """The prediction of a strategy: simulated, or in closed form with traced memory."""
 
     @property
@@ -78,7 +78,7 @@ class Timed(Protocol):
 
 
 R = TypeVar("R")
-T = TypeVar("T", bound=Timed)
+T = TypeVar("T", bound=FinalistPrediction)
 
 
 def shared_by_lists(work: Callable[[Point], R], points: Sequence[Point]) -> list[R]:

@@ -12,7 +12,7 @@ import pytest
 
 from plait.diagnose.verdicts.outliers import (
     PRIOR_FREEDOM,
-    Means,
+    UnitMeans,
     healthy_spread,
     mean_step,
     outliers,
@@ -21,8 +21,8 @@ from plait.diagnose.verdicts.outliers import (
 APART = np.arange(4)
 
 
-def means(values: list[float], error: float = 0.1) -> Means:
-    return Means(np.array(values), np.full(len(values), error), np.full(len(values), 5.0))
+def means(values: list[float], error: float = 0.1) -> UnitMeans:
+    return UnitMeans(np.array(values), np.full(len(values), error), np.full(len(values), 5.0))
 
 
 def test_steps_that_take_turns_count_as_independent() -> None:

@@ -13,7 +13,7 @@ from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.record.timeline import Timeline
 from plait.core.step.segments import Kind, SegmentOp
 from plait.diagnose.measured.reading import read_timeline
-from plait.launch.collect.timeline_files import PART, Journal, Sums, Unusual
+from plait.launch.collect.timeline_files import PART, Journal, SlowStepDetector, Sums
 from plait.train.machine.device import RankDevice
 from plait.train.record.recorder import Recorder
 
@@ -153,7 +153,7 @@ def rollup_glob(folder: Path) -> Path:
 def test_an_unusual_step_is_longer_by_a_quarter_and_by_eight_deviations(
     recent: list[float], seconds: float, unusual: bool
 ) -> None:
-    tells = Unusual()
+    tells = SlowStepDetector()
     for one in recent:
         tells(one)
     assert tells(seconds) is unusual

@@ -15,7 +15,7 @@ from plait.core.cluster.hardware import HERE
 from plait.core.job.collecting import check_loggers, collecting
 from plait.core.job.plan import Plan
 from plait.core.job.spec import Job
-from plait.launch.collect.metrics import Loggers, Tail
+from plait.launch.collect.metrics import Loggers, MetricsTail
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 from tests.launch.collect.test_live import JOB
@@ -183,7 +183,7 @@ def test_a_tool_that_fails_without_a_word_is_named_with_its_error(
 def test_a_file_that_is_gone_or_cannot_be_read_has_no_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n')
-    tail = Tail(path)
+    tail = MetricsTail(path)
     with open(path, "a") as file:
         file.write('{"step": 2}\n')
     path.unlink()
@@ -211,7 +211,7 @@ def test_a_tool_that_is_not_installed_is_said_before_anything_starts(
 
 def test_lines_come_once_also_where_a_run_that_goes_on_cuts_them_off(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
+    tail = MetricsTail(path)
     assert tail.lines() == []
     path.write_text("".join(json.dumps(line) + "\n" for line in LINES) + '{"step": 3')
     assert tail.lines() == LINES
@@ -220,4 +220,4 @@ def test_lines_come_once_also_where_a_run_that_goes_on_cuts_them_off(tmp_path: P
     with open(path, "a") as file:
         file.write('{"step": 2}\nnonsense\n[1]\n' + '{"a":' * 100_000 + "\n")
     assert tail.lines() == [{"step": 2}]
-    assert Tail(path).lines() == [], "what was there before is no news"
+    assert MetricsTail(path).lines() == [], "what was there before is no news"

@@ -20,7 +20,18 @@ from hypothesis import strategies as st
 from plait.core.base.env import RankEnv
 from plait.core.runs.channel import Channel, Stop
 from plait.launch.health import links as self_check
-from plait.launch.health.links import EVERY_PAIR, Host, Leader, Limits, Peer, Sink, disk_of, findings, pairs_of, rate_to
+from plait.launch.health.links import (
+    EVERY_PAIR,
+    ByteSink,
+    CheckedHost,
+    CheckLeader,
+    JsonConnection,
+    Limits,
+    disk_of,
+    findings,
+    pairs_of,
+    rate_to,
+)
 from tests.support.lab import REPOSITORY
 from tests.support.ports import own_port
 
@@ -140,7 +151,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_check, "CLOCKS", 3)
 
 
-def hang_up(peer: Peer) -> None:
+def hang_up(peer: JsonConnection) -> None:
     with suppress(OSError):  # something may be unsaid
         peer._lines.close()
     peer.end.close()
@@ -160,16 +171,16 @@ def checked(folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, came: lis
         here.rank = node, local
         ended.append(self_check.main())
 
-    class Kept(Peer):
+    class Kept(JsonConnection):
         """A connection that is there until the process of node 0 would end."""
 
         def __init__(self, end: socket.socket) -> None:
             super().__init__(end)
             kept.append((here.rank[0], self))
 
-    ended, kept = list[int](), list[tuple[int, Peer]]()
+    ended, kept = list[int](), list[tuple[int, JsonConnection]]()
     folder.mkdir(exist_ok=True)
-    monkeypatch.setattr(self_check, "Peer", Kept)
+    monkeypatch.setattr(self_check, "JsonConnection", Kept)
     monkeypatch.setattr(RankEnv, "read", staticmethod(read))
     monkeypatch.setattr(self_check, "take_launcher", lambda: None)
     monkeypatch.setattr(self_check, "this_host", lambda: f"n{here.rank[0]}" if hasattr(here, "rank") else "disk")
@@ -229,10 +240,10 @@ def test_nobody_waits_for_ever_for_node_0(monkeypatch: pytest.MonkeyPatch) -> No
     assert self_check.main() == 0
 
 
-def pair_of() -> tuple[Peer, socket.socket]:
+def pair_of() -> tuple[JsonConnection, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
-        return Peer(ours), server.accept()[0]
+        return JsonConnection(ours), server.accept()[0]
 
 
 def test_a_host_that_is_gone_leaves_out_its_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +251,7 @@ def test_a_host_that_is_gone_leaves_out_its_answers(tmp_path: Path, monkeypatch:
     gone = {"node": 1, "host": "n1", "where": ("127.0.0.1", own_port())}
     theirs.close()
     monkeypatch.setattr(self_check, "DISK", 1 << 18)
-    leader = Leader(Host(0, "127.0.0.1", tmp_path, KIB), {1: (peer, gone)}, 2)
+    leader = CheckLeader(CheckedHost(0, "127.0.0.1", tmp_path, KIB), {1: (peer, gone)}, 2)
     assert list(leader.request({0: {"do": "clock"}, 1: {"do": "clock"}})) == [0]
     found = leader.report()
     assert found["hosts"]["n1"] == {"node": 1, "clock": None, "loopback": None}
@@ -261,7 +272,7 @@ def test_a_line_that_is_no_value_is_an_error(said: bytes) -> None:
 
 
 def test_an_order_that_nobody_knows_is_answered_with_nothing(tmp_path: Path) -> None:
-    host = Host(3, "127.0.0.1", tmp_path, KIB)
+    host = CheckedHost(3, "127.0.0.1", tmp_path, KIB)
     assert host.do({"do": "dance"}) is None
     assert host.do({"do": "send", "to": []}) == []
     rate, refused = host.do({"do": "send", "to": [host.own.where, ("127.0.0.1", own_port())]})
@@ -271,14 +282,14 @@ def test_an_order_that_nobody_knows_is_answered_with_nothing(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("said", [b"x" * 20, b"", b"-1".rjust(20)])
 def test_a_stranger_who_sends_no_number_ends_no_sink(said: bytes) -> None:
-    sink = Sink("127.0.0.1")
+    sink = ByteSink("127.0.0.1")
     with socket.create_connection(sink.where) as stranger:
         stranger.sendall(said)
     assert rate_to(sink.where, 3 * KIB + 1) > 0
 
 
 def test_a_sink_says_when_it_has_all_and_not_before() -> None:
-    sink = Sink("127.0.0.1")
+    sink = ByteSink("127.0.0.1")
     with socket.create_connection(sink.where) as end:
         end.settimeout(60)
         end.sendall(f"{10:>20}".encode())

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from benchmarks.baselines.cells import cell_program
 from benchmarks.placement_tight import drawn
 from plait.place.placing import place
-from plait.place.solve.bands import Aimed, TargetedBands
+from plait.place.solve.bands import TargetedBands, TargetedPlacement
 from plait.place.solve.exact import exact
 from plait.place.solve.problem import MinipodSpread, Problem, check_legal, spread_of
 
 
-def aimed(free: list[int], rows: int, columns: int, *spreads: int) -> Aimed | None:
+def aimed(free: list[int], rows: int, columns: int, *spreads: int) -> TargetedPlacement | None:
     return TargetedBands(free, rows, columns).at(*spreads)
 
 
-def spread(free: list[int], rows: int, columns: int, found: Aimed) -> MinipodSpread:
+def spread(free: list[int], rows: int, columns: int, found: TargetedPlacement) -> MinipodSpread:
     check_legal(problem := Problem.plain(rows, columns, free), found.cells)
     return spread_of(problem, found.cells)
 
