@@ -48,7 +48,8 @@ STATES: dict[State, str] = {
 }
 """States of a rank in order of importance, with their meanings."""
 EDGES = 4000
-"""Most lines from a waiting rank to an awaited rank that are drawn."""
+"""The largest number of lines, each from a waiting rank to the rank that it waits for, that are
+drawn."""
 
 
 class RankState(NamedTuple):

@@ -76,7 +76,7 @@ class Snapshot:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on skipped content."""
+        """Sentences on content of the run's folder that was skipped."""
         if self.run:
             return (*self.hang_notes, *self.run.notes)
         return (*self.hang_notes, *self.glance.notes) if self.glance else self.hang_notes

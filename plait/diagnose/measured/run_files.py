@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from plait.formats.kineto.events import ComputeEvents
 
 FEW = 8
-"""Fewest last steps of one batch size that can represent the run."""
+"""Least number of last steps of one batch size that can represent the run."""
 MOST_LINES, MOST_VALUES, LONGEST_LINE = 500_000, 8_000_000, 1 << 20
 """Limits of a file of JSON lines: lines and values that are read, bytes of a line. A step has some
 15 values."""
@@ -185,7 +185,7 @@ LOST = 0.02
 """Share of a rank's kernels: if more of them cannot be read, the rank's computation counts as
 unknown."""
 NAMED = 8
-"""Most files or ranks that one remark lists."""
+"""The largest number of files or ranks that one remark lists."""
 
 
 class ImportRemarks(NamedTuple):

@@ -190,7 +190,7 @@ reaches a link's full rate."""
 COST = 0.1
 """Least cost of a slow network as a share of the step."""
 ALLOWED = 2e-3
-"""Overhead of every transfer in seconds, besides the time of its bytes."""
+"""Seconds that every transfer may take besides the time of its bytes."""
 CLEAR = 6.0
 """Least number of standard errors of a change within a run."""
 

@@ -43,7 +43,8 @@ END_EXCESS, CLEAR = 0.25, 3.0
 """Least relative excess of a host's transfers with other hosts, and its least number of standard
 errors, to name the host and not the path. One of two hosts is chosen, not one of thousands."""
 FEW = 8
-"""Fewest ranks whose spread is informative; with fewer ranks the least effect is larger."""
+"""Least number of ranks whose spread is informative; with fewer ranks the least effect is
+larger."""
 MINIMUM_OF_FEW = 0.05
 MINIMUM_OF_CROWDED = 0.25
 """Least effect if ranks share processors: their wall-clock times depend on the scheduling."""

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 SPANS = 400_000
-"""Most spans that are replayed, the last ones: a replay takes some hundred bytes of memory for
-each."""
+"""The largest number of spans that are replayed, the last ones: a replay takes some hundred bytes
+of memory for each."""
 SCENARIOS = 64
-"""Most data-parallel ranks and stages for which S_w is computed; with more, no workers are
-ranked."""
+"""The largest number of data-parallel ranks and stages for which the slowdown S_w of a worker is
+computed; with more, no workers are ranked."""
 WORST = 0.03
 """Share of workers that are the worst ones in M_W."""
 
@@ -158,8 +158,8 @@ class _Replays:
         return found + self.lead
 
     def _workers(self, ideal: float) -> tuple[Worker, ...]:
-        """Return the workers by S_w: the remaining slowdown if all but one data-parallel rank, or
-        stage, were ideal."""
+        """Return the workers by their slowdown S_w, the worst first: what remains of the ideal
+        step's slowdown if all but one data-parallel rank, or stage, were ideal."""
         replicas, stages = np.unique(self.dp), np.unique(self.pp)
         if len(replicas) + len(stages) > SCENARIOS or ideal <= 0:
             return ()

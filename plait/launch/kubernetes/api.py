@@ -43,15 +43,15 @@ NOUNS = {
 
 
 class Unavailable(LaunchError):
-    """The server does not answer, or is temporarily unavailable."""
+    """Error for a server that does not answer, or is temporarily unavailable."""
 
 
 class NotFound(LaunchError):
-    """The object does not exist."""
+    """Error for a request about an object that does not exist."""
 
 
 class Conflict(LaunchError):
-    """The object was changed meanwhile, or exists already."""
+    """Error for a change of an object that was changed meanwhile, or that exists already."""
 
 
 @dataclass(frozen=True)
@@ -251,8 +251,8 @@ class KubernetesNamespace:
 
 
 class StreamBroken(Exception):
-    """A broken stream from the server; it can be opened again. status: the HTTP status, if the
-    request was refused."""
+    """Error for a stream from the server that broke; it can be opened again. status: the HTTP
+    status, if the request was refused; else 0."""
 
     def __init__(self, cause: str, status: int = 0) -> None:
         super().__init__(cause)

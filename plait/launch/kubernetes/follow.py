@@ -91,11 +91,12 @@ def removal(cluster: KubernetesNamespace, run: PodRun) -> str:
 
 
 class Failed(LaunchError):
-    """The run has failed; its objects stay in the cluster for a while, for inspection."""
+    """Error for a run that has failed; its objects stay in the cluster for a while, for
+    inspection."""
 
 
 class Hopeless(LaunchError):
-    """The run cannot go on, and has to be ended."""
+    """Error for a run that cannot go on in the cluster, and has to be ended."""
 
 
 @contextmanager

@@ -309,7 +309,7 @@ def _passing() -> Generator[None]:
 
 
 class _Stopped(Exception):
-    """A signal came before ranks were started."""
+    """Error for a signal that came before ranks were started. status: 128 + signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

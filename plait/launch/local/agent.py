@@ -114,7 +114,7 @@ class _HungUp(Exception):
 
 
 class _LauncherLost(LaunchError):
-    """The launcher was lost during the handshake, before ranks were started."""
+    """Error of an agent whose launcher was lost during the handshake, before ranks were started."""
 
 
 class _Agent:

@@ -110,8 +110,9 @@ def _profiled(job: Any, key: str, file: str) -> Profiled:
 def affinity_of(
     matrix: CommunicationMatrix, jobs: Sequence[Profiled], gpu: str = "", distance: Distance = "scaled"
 ) -> Affinity:
-    """Return the affinity of the job nearest to a matrix, among jobs on the same GPU type; among
-    all if there are none."""
+    """Return the weight of the DP groups' spread from the measured job nearest to ``matrix`` (the
+    traffic of the job to place), among jobs on the GPU type ``gpu``; among all if there are none.
+    """
     if len(matrix.heights) == 1:
         return Affinity(alpha=1.0, why="the job has no PP groups to spread")
     if max(matrix.heights) == 1:

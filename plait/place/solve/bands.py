@@ -307,7 +307,8 @@ class _Aim:
 
 
 def _laid(parts: Sequence[BandPart], rows: int, most: int) -> list[list[int]] | None:
-    """Return the minipod of every cell, by column; None if some row touches more than ``most``."""
+    """Return the minipod of every cell, column by column; None if some PP group (row) touches more
+    than ``most`` minipods. rows: number of PP groups."""
     load = [0] * rows
     grid = [[0] * rows for part in parts for _ in range(part.width)]
     first = 0

@@ -58,7 +58,7 @@ class Calibrated:
 
     @property
     def values(self) -> dict[str, float]:
-        """Fitted values by name."""
+        """Values of the constants by name."""
         return {name: known.value for name, known in self.constants.items()}
 
 

@@ -73,7 +73,7 @@ class _Condition:
 
     @property
     def name(self) -> str:
-        """The condition's column; empty if it has several."""
+        """The column of ``StrategyTable`` that the condition fixes; empty if it fixes several."""
         return column_of(self.constraint) if self.constraint else self.names[0] if len(self.names) == 1 else ""
 
     def text(self, request: SearchRequest) -> str:

@@ -131,7 +131,7 @@ def list_order(jobs: Sequence[Job], restarts: int = RESTARTS, noise: float = NOI
 
 
 def _bundles(jobs: Sequence[Job]) -> list[list[int]]:
-    """Return groups of jobs that differ in duration only."""
+    """Return the indices of ``jobs`` in groups; jobs of a group differ in duration only."""
     found: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for number, job in enumerate(jobs):
         found.setdefault(tuple((choice.sends, choice.uses) for choice in job), []).append(number)

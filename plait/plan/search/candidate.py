@@ -85,7 +85,7 @@ class Answer:
 
     @property
     def best(self) -> Candidate:
-        """The first candidate."""
+        """The first candidate: the fastest, or the safest if the job asks for that."""
         return self.candidates[0]
 
     def to_dict(self) -> dict[str, Any]:
