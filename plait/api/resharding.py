@@ -101,7 +101,7 @@ def fabric_of(
         hosts = even_hosts(1 + max(*source.ranks, *destination.ranks), ranks_per_host)
     elif set(source.ranks) & set(destination.ranks):
         raise ReshardError(
-            "The two meshes share ranks, so rows of a mesh do not say what a host is. Add ranks_per_host=N."
+            "The two meshes share ranks, so rows of a mesh do not say what a host is. Set ranks_per_host=N."
         )
     else:
         hosts = mesh_hosts(source, destination)

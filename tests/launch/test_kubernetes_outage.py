@@ -35,7 +35,7 @@ def test_a_server_that_is_away_is_asked_ever_less_often(scene: Scene) -> None:
     assert scene.follow() == 0
     waits = [later - earlier for earlier, later in pairwise(asked)]
     assert waits[:12] == pytest.approx([0.5, 1, 2, 4, 8, 16, 32, 60, 60, 0.5, 0.5, 0.5], abs=0.06)
-    lost = "no answer. The run goes on without us; asking again (Ctrl-C twice to leave it)"
+    lost = "no answer. The run goes on without us; asking again (Ctrl-C twice to stop asking)"
     again = "Kubernetes answers again"
     assert [one for one in scene.said if one in (lost, again)] == [lost, again] * 2
 

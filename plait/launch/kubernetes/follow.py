@@ -203,7 +203,7 @@ class _FollowedRun:
     def _wait(self, away: Unavailable, signals: deque[int]) -> None:
         """Wait before the next attempt to reach the server; a signal ends the wait."""
         if not self._away:
-            say(f"{away} The run goes on without us; asking again (Ctrl-C twice to leave it)")
+            say(f"{away} The run goes on without us; asking again (Ctrl-C twice to stop asking)")
         longest = STOPPING if self._to_do else LONGEST
         end = time.monotonic() + min(longest, LOOK * 2.0 ** min(self._away, 10))
         self._away += 1

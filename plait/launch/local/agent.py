@@ -203,7 +203,9 @@ def _dial(host: str, port: int, patience: float, signals: Sequence[int]) -> sock
             end = socket.create_connection((host, port), timeout=10)
         except OSError as error:
             if time.monotonic() > deadline:
-                raise LaunchError(f"{this_host()} cannot reach the launcher at {host}:{port}: {error}.") from None
+                raise LaunchError(
+                    f"{this_host()} cannot reach the launcher at {host}:{port}: {error}. Open that port."
+                ) from None
             if signals:
                 raise LaunchError(
                     f"{this_host()} was asked to end before the launcher was there: no rank was started."

@@ -177,7 +177,7 @@ class Supervisor:
             whence = f"from the checkpoint of step {newest}" if newest else "from the beginning"
             copies = "from a copy in memory, or " if has_copies(self.folder) else ""
             say(f"starting again in {wait:.0f} s {copies}{whence}: {self._vain} of {self.restarts} without a new "
-                "checkpoint (Ctrl-C to leave it)")  # fmt: skip
+                "checkpoint (Ctrl-C to give up)")  # fmt: skip
             end = time.monotonic() + wait
             while time.monotonic() < end and not signals:
                 time.sleep(0.05)

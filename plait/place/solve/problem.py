@@ -108,7 +108,7 @@ class Problem:
         if not 0 <= self.alpha <= 1:
             raise PlacementError(f"alpha = {self.alpha} is no weight. Use a number from 0 to 1.")
         if self.unit not in ("both", "pp", "dp"):
-            raise PlacementError(f"'{self.unit}' is no scheduling unit. Use pp, dp or both.")
+            raise PlacementError(f"place.unit: '{self.unit}' is no scheduling unit. Use pp, dp or both.")
         if self.by not in ("spread", "seconds"):
             raise PlacementError(f"place.by: '{self.by}' is nothing to score by. Use spread or seconds.")
         if self.by == "seconds" and not (self.volumes and self.network):

@@ -76,7 +76,7 @@ def mesh_hosts(source: TensorLayout, destination: TensorLayout) -> tuple[int, ..
     (0, 0, 1, 1, 2, 2)
     """
     if set(source.ranks) & set(destination.ranks):
-        raise ReshardError("The meshes share ranks, so their rows do not say what a host is. Give the ranks of a host.")
+        raise ReshardError("The meshes share ranks, so their rows do not say what a host is. Set ranks_per_host.")
     named: dict[int, int] = {}
     for layout in (source, destination):
         first = len(set(named.values()))
