@@ -36,14 +36,13 @@ def test_every_file_that_a_document_names_exists(document: Path) -> None:
 
 
 def test_every_module_that_the_architecture_names_exists() -> None:
-    """``plan.make`` and ``step.memory.estimate`` alike, but no keys of a job."""
-    folders = (ROOT / "plait", ROOT / "plait" / "core")
-    named = re.findall(r"`([a-z]+)\.(?!toml|json)([a-z_.]+)`", (ROOT / "docs" / "ARCHITECTURE.md").read_text())
-    modules = [(base / first, rest) for first, rest in named for base in folders if (base / first).is_dir()]
-    assert [one for one in modules if not _exists(one[0] / one[1].replace(".", "/"))] == [] != modules
+    """``plan.make`` and ``step.memory.estimate`` alike."""
+    named = re.findall(r"`((?:api|diagnose|launch|place|plan|step|train)\.(?!json)[a-z_.]+)`", ARCHITECTURE)
+    modules = [name.replace("step", "core/step").replace(".", "/") for name in named]
+    assert [module for module in modules if not _exists(ROOT / "plait" / module)] == [] != modules
 
 
-README = (ROOT / "README.md").read_text()
+README, ARCHITECTURE = (ROOT / "README.md").read_text(), (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 
 
 def test_the_readme_is_read_in_a_few_minutes() -> None:
@@ -68,7 +67,7 @@ def _exists(path: Path) -> bool:
     return path.exists() or path.with_suffix(".py").is_file() or path.with_suffix("").with_suffix(".py").is_file()
 
 
-WAY = (ROOT / "docs" / "ARCHITECTURE.md").read_text().partition("## The way from")[2].partition("\n## ")[0]
+WAY = ARCHITECTURE.partition("## The way from")[2].partition("\n## ")[0]
 FILES = re.findall(r"^\d+\. `(plait/\S+)`", WAY, re.MULTILINE)
 """From ``plait train`` to the first step."""
 

@@ -35,17 +35,15 @@ from plait.core.base.errors import JobError, PlaitError, naming_extras
 _PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EROFS, errno.ESTALE)
 """Errors of a path that the user named, or of its disk, wherever they are raised."""
 REMOVED = {
-    r"lab slurm": "Try a run with plait train JOB --on lab:HOSTSxRANKS@RATE, or with plait lab run",
+    r"lab slurm": "Try a run with plait train JOB --on lab:2x1@1gbit, or with plait lab run",
     r"place .*--(compare|literal)": "benchmarks/baselines in Plait's repository has other ways to place",
     r"(place|plan|train) .*place\.method=(mip|brute-force|\w+-fit|gpu-packing|topology-aware)": (
-        "Use exact, cpsat or program; benchmarks/baselines in Plait's repository has the others"
+        "Use exact, cpsat or program; benchmarks/baselines has the others"
     ),
-    r"export .*--format": "Leave it out: torchtitan reads the folder with checkpoint.initial_load_in_hf = true",
+    r"export .*--format": "Leave it out; torchtitan reads it with checkpoint.initial_load_in_hf = true",
     r"reshard .*\border=": "Leave it out: benchmarks/reshard.py in Plait's repository compares orders",
     r"queue fit .*--search": "In Plait's repository: python -m benchmarks.forecast_errors TRACE --search N",
-    r"diagnose .*(--meta|\.parquet\b)": (
-        "In Plait's repository: python -m benchmarks.published_trace TRACE.parquet META.yaml"
-    ),
+    r"diagnose .*(--meta|\.parquet\b)": "In Plait's repository: python -m benchmarks.published_trace TRACE META.yaml",
 }
 """What to do instead, by patterns of command lines whose option, setting or command was removed."""
 

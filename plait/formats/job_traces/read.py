@@ -317,7 +317,8 @@ def _chosen(form: TraceForm, names: list[str], columns: Mapping[str, str] | None
     lacking = [key for key in ("submit", "gpus") if key not in chosen]
     lacking += [] if {"duration", "end"} & set(chosen) else ["duration (or end)"]
     if lacking:
-        problem = f"no column is known to hold {', '.join(lacking)}; its columns, which commas separate, are {there}"
+        problem = f"no column is known to hold {', '.join(lacking)}"
+        problem += f"; its columns, which commas separate, are {there}"
         raise JobError(problem, file=str(file), fix=_EXAMPLE)
     for column in chosen.values():
         if names.count(column) > 1:

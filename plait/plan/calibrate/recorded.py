@@ -145,8 +145,7 @@ class Recorded:
         """Read a run. Raises JobError if the folder is not a run, or if the run is too short to
         use."""
         if not (folder / "plan.json").exists():
-            fix = "Name the folder of a run, or logs and traces file by file: FOLDER/*"
-            raise JobError("is no folder of a run", file=str(folder), fix=fix)
+            raise JobError("is no folder of a run", file=str(folder), fix="Name logs and traces one by one")
         plan = Plan.read(folder / "plan.json")
         if plan.job is None or plan.settings is None:
             raise JobError("was planned without a job file, so its cluster is unknown", file=str(folder), fix=AGAIN)
