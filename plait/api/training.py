@@ -156,9 +156,10 @@ def _closed(file: Path, overrides: Sequence[str], place: LaunchTarget) -> tuple[
 def _check_place(job: Job, place: LaunchTarget) -> None:
     """Raise JobError, before planning, for settings without which a cluster starts nothing."""
     from plait.api.places.kubernetes import KubernetesTarget
-    from plait.formats.kubernetes.manifests import check_image
 
     if isinstance(place, KubernetesTarget):
+        from plait.formats.kubernetes.manifests import check_image
+
         check_image(job.kubernetes)
 
 
