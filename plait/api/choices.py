@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def reading_job(file: Path) -> Generator[None]:
-    """Raise, in place of an error of a job or a plan, the error that its file is another
-    framework's, if it is: what the file is, and the command that reads it."""
+    """Context in which an error of a job file or a plan becomes the error that the file is another
+    framework's, if it is: that error says what the file is, and which command reads it."""
     try:
         yield
     except JobError as error:
@@ -31,8 +31,8 @@ def reading_job(file: Path) -> Generator[None]:
 
 
 def cluster_of(job: Job, lab: LabSpec | None) -> Cluster:
-    """Return the cluster that ``[cluster]`` names; a lab, if there is one, stands for this
-    machine."""
+    """Return the cluster that ``[cluster]`` names. lab: an emulated cluster that stands for this
+    machine, if the job names this machine; None: the machine itself. Raises JobError."""
     from plait.plan.explain.job_cluster import emulated, find_cluster
 
     if other := other_cluster(job):
@@ -70,8 +70,9 @@ def close_job(job: Job, vocab: int, lab: LabSpec | None) -> tuple[Job, str]:
 
 
 def model_notes(job: Job) -> IgnoredInput:
-    """Return the ignored keys of the ``config.json`` of the job's model. Empty without such a file,
-    or if the file lies in the weights' folder, whose own check counts its keys."""
+    """Return the counts of keys that were ignored in the ``config.json`` of the job's model. Empty
+    without such a file, or if the file lies in the weights' folder, whose own check counts its
+    keys."""
     from plait.core.base.ignored_input import IgnoredInput
     from plait.core.model.huggingface import read_config
 
@@ -140,11 +141,13 @@ def vocabulary_note(job: Job, vocab: int) -> str:
 
 
 def strategy_line(job: Job) -> str:
-    """Return the job's strategy in one line."""
-    from plait.plan.explain.reasons import chosen
+    """Return the job's strategy in one line, in the words of the answer's table."""
+    from plait.plan.explain.reasons import schedule_of, settings
     from plait.plan.search.request import point_of
 
-    return " ".join(f"{key}={value}" for key, value in chosen(job, point_of(job)).items())
+    point = point_of(job)
+    found = settings(point, schedule_of(job, point)).items()
+    return ", ".join(f"{key} {value}" for key, value in found if value not in ("-", "none"))
 
 
 def _earlier(job: Job, lab: LabSpec | None) -> Job | None:

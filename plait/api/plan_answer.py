@@ -7,21 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from plait.api.choices import unmodelled_notes
-from plait.core.base.text import Column, Part, Shown, Table, in_bytes, in_seconds
+from plait.core.base.text import Column, Part, Shown, Table, counted, in_bytes, in_seconds
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.spec import Job
-from plait.core.step.schedules import takes_chunks
+from plait.core.job.texts import in_tokens
 from plait.plan.answer import Planner
 from plait.plan.emit import OwnStrategy
 from plait.plan.explain.hints import Hint
-from plait.plan.explain.memory_report import percent
-from plait.plan.explain.moves import describe_savings
-from plait.plan.explain.reasons import PARTS, SHOWN, TOGETHER, differences, recomputed
+from plait.plan.explain.memory_report import percent, unit_of
+from plait.plan.explain.reasons import DEGREE_KEYS, PARTS, SHOWN, differences, legend, part_names, settings
 from plait.plan.explain.what_if import format_changes
 from plait.plan.search.candidate import Answer, Candidate
 from plait.plan.search.expense import Expense
 from plait.plan.search.fits import KINDS
-from plait.plan.search.space import spelled
 
 TextColumn = tuple[str, Callable[[Candidate], str]]
 """A column's name, and a function that returns its text for a strategy."""
@@ -53,7 +51,8 @@ class PlanAnswer(Shown):
     explain: True to show more columns, the parts of the step, and the contents of memory. what_if:
     the what-if change of the cluster, if any. hints: values near the job's that can be divided
     better among ranks, and CUDA graphs where they gain. file_strategy: the strategy of another
-    framework's file; closing_note: a sentence on it."""
+    framework's file, beside which a better one was searched for; closing_note: a sentence on such a
+    file without a search."""
 
     answer: Answer
     measured: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -95,57 +94,106 @@ class PlanAnswer(Shown):
         return values | before | ({"chosen": self.chosen} if self.measured else {})
 
     def parts(self) -> Iterator[Part]:
-        """Yield a line for each strategy, and the reasons for the first. Settings that all
+        """Yield the job, a row for each strategy, and explanations of the first. Settings that all
         strategies share stand above the table, not in it."""
-        found, candidates = self.answer, self.candidates
-        ranks = f"{found.ranks:,} rank{'s' * (found.ranks > 1)} of {found.cluster.name}"
-        searched = f": {found.searched:,} strategies, the best of those that fit" if found.searched > 1 else ""
-        runtime = f", run by {found.framework}" if found.framework else ""
-        precision = self.best.job.train.precision
-        told = f" in {precision}" if found.cluster.device.kind == "cuda" and precision != "bf16-mixed" else ""
-        yield f"{found.model.num_parameters:,} parameters{told} on {ranks}{runtime}{searched}"
+        found, best = self.answer, self.answer.best
+        yield self._job()
         if self.what_if:
-            yield self.what_if.description(found.best)
+            yield self.what_if.description(best)
         shared, shown = self._settings()
         if shared:
-            yield f"{'all of them' if len(candidates) > 1 else 'it has'}: {', '.join(shared)}"
+            yield f"{'The same in all' if len(self.candidates) > 1 else 'Its settings'}: {', '.join(shared)}."
         yield ""
-        unit, name = _unit(candidates)
-        shown += [(name, lambda one: f"{one.most_memory / unit:.0f}"), *RESULTS]
-        shown += [*(() if self.best.mfu is None else UTILISATION), *(MORE if self.explain else ())]
-        rows = [(number, *(told(one) for _, told in shown)) for number, one in enumerate(candidates, 1)]
+        shown.sort(key=lambda column: column[0] not in FRONT)
+        front = sum(head in FRONT for head, _ in shown)
+        shown[front:front] = self._results
+        rows = [(number, *(told(one) for _, told in shown)) for number, one in enumerate(self.candidates, 1)]
         yield Table("", ("", *(head for head, _ in shown)), rows)
         yield ""
-        fullest = found.best.memory.fullest
-        tensors, beside = in_bytes(fullest.place.memory.total), in_bytes(fullest.overhead)
-        what = "the fullest rank's tensors and its process's overhead"
-        yield f"{name}: {what}; strategy 1: {tensors} and {beside}."
-        yield f"1 {found.best.memory.summary}."
-        yield Expense.of(found.best, found.cluster).description
+        yield from legend((*shared, *(cell for row in rows for cell in row[1:])))
+        yield best.memory.description(gpu=self._device == "GPU")
+        yield Expense.of(best, found.cluster).description
         yield from unmodelled_notes(self.best.job)
-        if frees := describe_savings(found.frees):
-            yield frees
         yield from found.why
         yield from (hint.sentence for hint in self.hints)
+        if found.frees:
+            yield ""
+            yield Table(
+                "What would free memory of strategy 1", SAVINGS, [one.cells for one in found.frees[:MOST_SAVINGS]]
+            )
+        if self.file_strategy:
+            yield from self._beside_file(self.file_strategy)
         if self.closing_note:
+            yield ""
             yield self.closing_note
         if self.explain:
-            yield from _explained(found.best)
+            yield from _explained(best)
         if self.measured:
             yield ""
             yield self._measured()
+
+    @property
+    def _device(self) -> str:
+        return "GPU" if self.answer.cluster.device.kind == "cuda" else "rank"
+
+    def _job(self) -> str:
+        """Return a sentence on the job, its devices, and the search."""
+        found, job = self.answer, self.best.job
+        batch, length = job.train.global_batch_size, job.data.sequence_length
+        model = f"{in_tokens(found.model.num_parameters)} parameters"
+        model = f"{job.model['preset']} ({model})" if "preset" in job.model else f"A model of {model}"
+        work = f"batches of {counted(batch, 'sequence')} x {length:,} tokens ({in_tokens(batch * length)} tokens)"
+        on = "this machine" if found.cluster.name == "here" else found.cluster.name
+        where = (
+            f"{counted(found.ranks, self._device)} of {on}{f', run by {found.framework}' if found.framework else ''}"
+        )
+        many = len(self.candidates)
+        best = f": the {f'{many} ' if many > 1 else ''}best of {found.searched:,} strategies searched"
+        return f"{model}, {work}, {job.train.precision}, on {where}{best if found.searched > 1 else ''}."
+
+    @property
+    def _results(self) -> list[TextColumn]:
+        """Columns of predictions; MFU only if the device's peak is known."""
+        each, unit = unit_of(max(one.most_memory for one in self.candidates))
+        digits = int(unit == "GiB" and max(one.most_memory for one in self.candidates) < 10 << 30)
+        return [
+            *RESULTS,
+            (f"tokens/s/{self._device}", lambda one: f"{one.tokens_per_second / one.job.world_size:,.0f}"),
+            *(() if self.best.mfu is None else UTILISATION),
+            ("memory", lambda one: " of ".join(
+                f"{size / each:,.{digits}f}" for size in (one.most_memory, one.memory.usable)) + f" {unit}"),
+            *(MORE if self.explain else ()),
+        ]  # fmt: skip
+
+    def _beside_file(self, written: OwnStrategy) -> Iterator[Part]:
+        """Yield the strategy in another framework's file beside the best one, and the settings that
+        change, as lines of that file."""
+        best = self.answer.best
+        if written.own:
+            yield ""
+            rows = [
+                (name, *(told(one) for _, told in self._results))
+                for name, one in ((written.file, written.own), ("best found", best))
+            ]
+            yield Table("", ("", *(head for head, _ in self._results)), rows)
+        yield written.describe(best)
+        if written.gains(best) and written.lines:
+            yield ""
+            yield Table("", (f"To write into {written.file}:",), [(line,) for line in written.lines])
+            if written.removed:
+                yield f"To take out of it: {', '.join(one.strip(JSON_QUOTE) for one in written.removed)}."
 
     def _settings(self) -> tuple[list[str], list[TextColumn]]:
         """Return settings that all strategies share, in words, and columns of settings that
         differ."""
         shared, shown, alike = list[str](), list[TextColumn](), {0: list(self.candidates)}
-        for head, told in (*SETTINGS, *TUNING):
+        for head, told in SETTINGS:
             values = {told(one) for one in self.candidates}
-            if len(values) > 1 or head == "pp dp cp tp":
+            if len(values) > 1 or head == FIRST[0]:
                 split = _split(alike.values(), told)
                 if self.explain or head in FIRST or len(split) > len(alike):  # rows that differ must look different
                     shown, alike = [*shown, (head, told)], split
-            elif values != {"-"} and (head, told) in SETTINGS:
+            elif values != {"-"} and head not in TUNING:
                 shared.append(f"{head} {values.pop()}")
         return shared, shown
 
@@ -172,7 +220,8 @@ def _explained(best: Candidate) -> Iterator[Part]:
     """Yield tables of the step's seconds by part, and of a rank's memory by kind."""
     yield ""
     header = ("part", Column("seconds", in_seconds), Column("of the step", ".1%"))
-    rows = [(PARTS[name], each, each / best.seconds) for name, each in best.parts.items() if each > 0]
+    names = part_names(best.point["pp"])
+    rows = [(names[name], each, each / best.seconds) for name, each in best.parts.items() if each > 0]
     yield Table("Where the step goes, on the mean rank", header, rows)
     if best.mfu is not None:
         precision = best.job.train.precision
@@ -238,9 +287,10 @@ class ComparedPlans(Shown):
         jobs = self.jobs_differ
         if work := [row[0] for row in jobs if not row[0].startswith(("strategy.", "cluster", "ranks"))]:
             yield f"The jobs differ ({', '.join(work)}): a step of one is not the work of a step of the other."
-        settings = [*jobs, *((key, *values) for key, values in differences(a.readable, b.readable).items())]
-        if settings:
-            yield Table("What is different", ("setting", "first", "second"), settings)
+        changed = differences(*(settings(one.point, one.schedule) for one in (a, b)))
+        rows = [*jobs, *((key, *values) for key, values in changed.items())]
+        if rows:
+            yield Table("What is different", ("setting", "first", "second"), rows)
         else:
             yield Table("What is different")
             yield "Nothing: both have the same strategy, ranks and cluster."
@@ -306,76 +356,49 @@ def _ratio(first: float, second: float) -> str:
 # ---- columns ----
 
 
+def _setting(name: str) -> Callable[[Candidate], str]:
+    """Return a function from a strategy to the text of a setting."""
+    return lambda one: settings(one.point, one.schedule)[name]
+
+
 def _degrees(candidate: Candidate) -> str:
-    shared = f" ep{candidate.point['ep']}" if candidate.point["ep"] > 1 else ""
-    return " ".join(str(candidate.point[key]) for key in ("pp", "dp", "cp", "tp")) + shared
+    return " ".join(str(candidate.point[key]) for key in DEGREE_KEYS)
 
 
-def _schedule(candidate: Candidate) -> str:
-    point = candidate.point
-    if point["pp"] == 1:
-        return "-"
-    return f"{candidate.schedule} x{point['virtual']}" if takes_chunks(candidate.schedule) else candidate.schedule
-
-
-def _shard(candidate: Candidate) -> str:
-    point = candidate.point
-    if point["dp"] * point["cp"] == 1:
-        return "-"
-    copies = f"+{point['secondary']}" if point["secondary"] else ""
-    return f"{point['params']},{point['grads']},{point['optim']}{copies}"
-
-
-def _slices(candidate: Candidate) -> str:
-    return TOGETHER["p1"](candidate.point) if candidate.point["tp"] > 1 else "-"
-
-
-def _stream(candidate: Candidate) -> str:
-    return "-" if candidate.point["tp"] == 1 else "yes" if candidate.point["sequence_parallel"] else "no"
-
-
-def _overlap(candidate: Candidate, axis: str, name: str) -> str:
-    point = candidate.point
-    size = point["tp"] if axis == "tp" else point["dp"] * point["cp"]
-    return spelled(name, point[name]) if size > 1 else "-"
-
-
-def _rings(candidate: Candidate) -> str:
-    return TOGETHER["ring"](candidate.point) if candidate.point["cp"] > 1 else "-"
+def _band(candidate: Candidate) -> str:
+    """Return p10 and p90 of a step in the unit of its seconds."""
+    unit = in_seconds(candidate.seconds).split()[-1]
+    scaled = [each * {"s": 1, "ms": 1e3, "us": 1e6}[unit] for each in (candidate.low, candidate.high)]
+    return "-".join(f"{each:,.{int(scaled[0] < 10)}f}" for each in scaled)
 
 
 SETTINGS: Sequence[TextColumn] = (
-    ("pp dp cp tp", _degrees),
-    ("micro", lambda one: str(one.point["micro"])),
-    ("schedule", _schedule),
-    ("p,g,o", _shard),
-    ("recompute", lambda one: recomputed(one.point)),
-    ("heads x ring", _rings),
-    ("slices", _slices),
-    ("sequence-parallel", _stream),
+    (" ".join(DEGREE_KEYS), _degrees),
+    *((name, _setting(name)) for name in (
+        "ep", "micro-batch", "schedule", "sharding", "recompute", "cp type", "slices", "sequence parallel",
+        "tp overlap", "dp overlap",
+    )),
+)  # fmt: skip
+TUNING = ("tp overlap", "dp overlap")
+"""Settings that are shown only if the strategies differ in them."""
+FRONT = (" ".join(DEGREE_KEYS), "micro-batch")
+"""Settings that stand before the predictions: as many as 80 characters hold."""
+FIRST = (" ".join(DEGREE_KEYS), "ep", "micro-batch", "schedule", "sharding", "recompute")
+"""Settings that are shown by default where they differ."""
+RESULTS: Sequence[TextColumn] = (
+    ("step", lambda one: in_seconds(one.seconds)),
+    ("p10-p90", _band),
 )
-TUNING: Sequence[TextColumn] = (
-    ("overlap", lambda one: _overlap(one, "tp", "overlap")),
-    ("shard overlap", lambda one: _overlap(one, "dp", "shard_overlap")),
-)
-"""Columns that are shown only if the strategies differ in them."""
-FIRST = ("pp dp cp tp", "micro", "schedule", "p,g,o", "recompute")
-"""Columns that are shown by default: as many as 80 characters hold."""
-RESULTS: Sequence[TextColumn] = (("step", lambda one: in_seconds(one.seconds)),)
 UTILISATION: Sequence[TextColumn] = (("MFU", lambda one: f"{one.mfu:.0%}"),)
 """The column that is shown if the device's peak is known."""
 MORE: Sequence[TextColumn] = (
-    ("sure to fit", lambda one: percent(one.memory.likely)),
-    ("p10-p90", lambda one: f"{in_seconds(one.low)}-{in_seconds(one.high)}"),
+    ("chance to fit", lambda one: percent(one.memory.likely)),
     ("tokens/s", lambda one: f"{one.tokens_per_second:,.0f}"),
-    ("a rank", lambda one: f"{one.tokens_per_second / one.job.world_size:,.0f}"),
     ("micro-batches", lambda one: str(one.point["num_micro"])),
 )
-
-
-def _unit(candidates: Sequence[Candidate]) -> tuple[int, str]:
-    most = max(one.most_memory for one in candidates)
-    return (1 << 30, "GiB") if most >= 10 << 30 else (1 << 20, "MiB")
+SAVINGS, MOST_SAVINGS = ("held", "freed", "step", "setting to write"), 3
+"""Header of the table of what would free memory, and the most rows that are shown."""
+JSON_QUOTE = '"'
 
 
 # ---- clusters ----

@@ -74,7 +74,9 @@ class Planning(Shown):
         hints = [] if own else [*divisor_hints(self.planner, fastest), *cuda_graphs_hints(self.planner, answer.best)]
         change = ClusterChange(self.factors, before) if self.planner_unchanged else None
         written = None if own else self._own_strategy(answer.best)
-        closing = written.describe(answer.best) if written else HOW if own and self._searchable else ""
+        closing = ""
+        if own and self._searchable and self.config:
+            closing = HOW.format(file=Path(self.config.file).name, framework=answer.framework)
         return PlanAnswer(answer=answer, explain=explain, what_if=change, hints=hints, file_strategy=written,
                           closing_note=closing)  # fmt: skip
 

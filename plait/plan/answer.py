@@ -204,7 +204,7 @@ class Planner:
         if self.job.open:
             first, *others = self.job.open
             more = f", and so are {', '.join(one.removeprefix('strategy.') for one in others)}" if others else ""
-            fix = "Say it, or search: leave out --evaluate. A [strategy] in the job has defaults for what it leaves out"
+            fix = "Set it, or search: leave out --evaluate. A [strategy] in the job has defaults for what it leaves out"
             raise JobError(f"is left to the planner{more}", key=first, fix=fix)
         check_size(self.job, self.vocab, None)
         world, ranks = self.job.world_size, ranks_of(self.job, self.cluster)
@@ -495,7 +495,12 @@ class Planner:
             for name, off in reasons.without_overlaps(best.point).items()
             if (slower := self._without(best, off))
         ]
-        return [reasons.describe_parts(best.parts, best.seconds), *ahead, *gains, *reasons.fixed_order(best.point)]
+        return [
+            reasons.describe_parts(best.parts, best.seconds, best.point["pp"]),
+            *ahead,
+            *gains,
+            *reasons.fixed_order(best.point),
+        ]
 
     def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:
         """Return the predicted seconds of a step of the best strategy with settings ``off``

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from ast import literal_eval
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from plait.core.base.codec.toml_text import show
 from plait.core.base.errors import JobError, PlaitError, nearest
 from plait.core.base.text import in_bytes, in_seconds
 from plait.core.job.spec import Job
@@ -54,7 +57,11 @@ WRITERS: Mapping[str, Writer] = {
         lambda text: parse_deepspeed(SOURCE_NAME, json.loads(text)),
     ),
 }  # fmt: skip
-HOW = "This is the file's own strategy: strategy=auto on the command line searches for a faster one."
+HOW = (
+    "This is {file} as it is. With strategy=auto, the same command searches for the fastest strategy of {framework}; "
+    "with strategy.tp=auto strategy.pp=auto strategy.dp=auto, only for other parallel degrees."
+)
+"""A remark on a file whose strategy is predicted, and not searched for."""
 SAME = 0.005
 """Relative gain in a step's time: a search that finds less is reported as finding nothing faster.
 """
@@ -137,22 +144,31 @@ def _figures(candidate: Candidate) -> str:
 class OwnStrategy:
     """The strategy in another framework's file. own: its prediction; None if it has none, for the
     reason ``refused``. changes: settings in which the best strategy differs, as the framework
-    writes them."""
+    writes them. file: the file's name. lines: the changed settings as lines of the file; removed:
+    names of settings that it should no longer have."""
 
     own: Candidate | None
     refused: str
     changes: list[str]
+    file: str = ""
+    lines: Sequence[str] = ()
+    removed: Sequence[str] = ()
+
+    def gains(self, best: Candidate) -> bool:
+        """Return True if the best strategy is faster than the file's, or fits where that does
+        not."""
+        own = self.own
+        return own is None or not own.memory.fits or best.seconds <= (1 - SAME) * own.seconds
 
     def describe(self, best: Candidate) -> str:
         """Return a sentence that compares the file's strategy with the best."""
         if self.own is None:
-            return f"The file's own strategy has no prediction: {self.refused}"
-        short = "" if self.own.memory.fits else f", and does not fit ({in_bytes(self.own.most_memory)})"
-        before = f"As the file has it, a step takes {in_seconds(self.own.seconds)}{short}"
-        if self.own.memory.fits and best.seconds > (1 - SAME) * self.own.seconds:
-            return f"{before}: the search finds nothing faster."
-        what = f" with {', '.join(self.changes)}" if self.changes else ""
-        return f"{before}; the best found takes {in_seconds(best.seconds)}{what}."
+            return f"{self.file} as it is has no prediction: {self.refused}"
+        if not self.gains(best):
+            return f"The search finds nothing faster than {self.file} as it is."
+        short = "" if self.own.memory.fits else f", which does not fit into {in_bytes(self.own.memory.usable)}"
+        times = f"{self.own.seconds / best.seconds:.3f}".rstrip("0").rstrip(".")
+        return f"The best found is {times} times as fast as {self.file}{short}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -162,27 +178,74 @@ class OwnStrategy:
 def own_strategy(planner: Planner, config: ParsedConfig, own: Job | PlaitError, best: Candidate) -> OwnStrategy:
     """Return the comparison of the file's own strategy with the best one found. own: the file's
     job, or the error that prevents it."""
+    file = Path(config.file).name
     try:
         if isinstance(own, PlaitError):
             raise own
         found = replace(planner, job=own).predict(own)
     except PlaitError as error:
-        return OwnStrategy(None, str(error), [])
-    return OwnStrategy(found, "", list(_changes(found, best, config.framework)))
-
-
-def _changes(own: Candidate, best: Candidate, framework: str) -> Iterator[str]:
-    """Yield the settings in which ``best`` differs, as the framework writes them; as a job writes
-    them if the framework cannot express the job."""
+        return OwnStrategy(None, str(error), [], file)
     try:
-        check_emits(best.job, framework)
-        before, after = (_settings(emit(one.job, framework).text) for one in (own, best))
-    except PlaitError:
-        rows = differences(own.readable, best.readable).items()
-        yield from (f"{key}={value}" for key, (_, value) in rows)
-        return
-    yield from (text for name, text in after.items() if before.get(name) != text)
-    yield from (f"no {name}" for name in before if name not in after)
+        check_emits(best.job, config.framework)
+        texts = [emit(one.job, config.framework).text for one in (found, best)]
+    except PlaitError:  # the framework cannot express a job: as a job file writes it
+        changes = [f"{key}={value}" for key, (_, value) in differences(found.readable, best.readable).items()]
+        return OwnStrategy(found, "", changes, file, changes)
+    before, after = map(_settings, texts)
+    written = [text for name, text in after.items() if before.get(name) != text]
+    removed = [name for name in before if name not in after]
+    needed = [after[need] for name, need in NEEDS.items() if after.get(name) in written]
+    lines = _nested(*map(json.loads, texts)) if config.framework == "deepspeed" else _as_in(file, [*written, *needed])
+    return OwnStrategy(found, "", [*written, *(f"no {name}" for name in removed)], file, lines, removed)
+
+
+def _nested(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the values that differ from ``before``, as lines of JSON."""
+
+    def changed(old: Any, new: Mapping[str, Any]) -> dict[str, Any]:
+        known: Mapping[str, Any] = old if isinstance(old, dict) else {}
+        return {
+            key: changed(known.get(key), value) if isinstance(value, dict) else value
+            for key, value in new.items()
+            if known.get(key) != value
+        }
+
+    return json.dumps(changed(before, after), indent=2).splitlines()
+
+
+def _as_in(file: str, written: Sequence[str]) -> list[str]:
+    """Return changed settings as lines of a file: flags and lines of Python as they are; for TOML
+    and YAML, in their syntax. What TOML has no key for becomes a comment."""
+    if file.endswith((".yaml", ".yml")):
+        pairs = [text.removeprefix("--").partition(" ") for text in written]
+        return [f"{name.replace('-', '_')}: {value or 'true'}" for name, _, value in pairs]
+    if not file.endswith(".toml"):
+        return list(written)
+    tables, others = dict[str, list[str]](), list[str]()
+    for text in written:
+        name, _, value = text.partition(" = ")
+        name, value = TOML_KEYS.get(name, name), TOML_VALUES.get(value, value)
+        table, _, key = name.rpartition(".")
+        try:
+            line = f"{key} = {show(literal_eval(value))}"
+        except (ValueError, SyntaxError):
+            line, table = "", ""
+        if table:
+            tables.setdefault(table, []).append(line)
+        else:
+            others.append(f"# {text}")
+    return [*(line for table, some in tables.items() for line in (f"[{table}]", *some)), *others]
+
+
+NEEDS = {"compile.enable_async_tensor_parallel": "compile.enable"}
+"""Settings without which a changed one is refused. Emitted settings have them, and a file may not."""
+TOML_KEYS = {
+    "config.activation_checkpoint": "activation_checkpoint.mode",
+    "compile.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+}
+"""Keys of torchtitan's TOML that are called otherwise in its Python modules, by their name there."""
+TOML_VALUES = {"None": "'none'", "SelectiveAC.Config()": "'selective'", "FullAC.Config()": "'full'"}
+"""Values of ``activation_checkpoint.mode`` in TOML, by what Python modules have."""
 
 
 def _settings(text: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -70,9 +71,9 @@ def plait(*words: Any) -> str:
 
 def test_the_answer_and_a_plan_that_is_obeyed(job: Path) -> None:
     said = plait(job)
-    assert "on 4 ranks of a100-80" in said
+    assert "on 4 GPUs of a100-80: the 4 best of " in said
     assert "A step is " in said
-    assert "The runner-up (" in said
+    assert "The runner-up, strategy 2, has " in said
     plan = Plan.read(job.with_suffix(".plan.json"))
     assert plan.job
     assert plan.job.open == ()
@@ -103,7 +104,13 @@ def test_a_plan_is_called_as_its_job_and_an_older_file_is_said_to_be_another(job
 
 def test_explaining_shows_parts_and_memory(job: Path) -> None:
     said = plait(job, "--show", "details", "--out", job.with_name("other.json"))
-    for words in ("p10-p90", "tokens/s", "Where the step goes", "What fills a rank's memory", "with the causal half"):
+    for words in (
+        "chance to fit",
+        "tokens/s  ",
+        "Where the step goes",
+        "What fills a rank's memory",
+        "with the causal half",
+    ):
         assert words in said
     assert job.with_name("other.json").is_file()
     assert not job.with_suffix(".plan.json").exists()
@@ -263,7 +270,7 @@ def test_another_framework_s_configuration_is_predicted(tmp_path: Path) -> None:
     file = tmp_path / "train.sh"
     file.write_text(SCRIPT)
     said = plait(file, "cluster.preset=h100")
-    assert "on 16 ranks of h100, run by Megatron-LM d98e8a64 (August 2026)" in " ".join(said.split())
+    assert "on 16 GPUs of h100, run by Megatron-LM d98e8a64 (August 2026)" in " ".join(said.split())
     told = json.loads(plait(file, "cluster.preset=h100", "--json"))
     assert told["read"]["not_understood"] == ["--frobnicate 3"] and told["read"]["harmless"] == ["--save"]
     assert len(told["candidates"]) == 1 and told["framework"].startswith("Megatron-LM")
@@ -276,6 +283,36 @@ def test_a_plan_for_another_framework_is_not_written(job: Path) -> None:
     assert not job.with_suffix(".plan.json").exists()
 
 
-def test_a_precision_that_is_not_the_common_one_is_said(job: Path) -> None:
-    assert "parameters on 4 ranks" in plait(job, "--evaluate", "strategy.dp=4")
-    assert "parameters in fp32 on 4 ranks" in plait(job, "--evaluate", "strategy.dp=4", "train.precision=fp32")
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            [],
+            "A model of 3.29M parameters, batches of 8 sequences x 256 tokens (2.05K tokens), bf16-mixed, on 4 GPUs of",
+        ),
+        (["train.precision=fp32"], "tokens), fp32, on 4 GPUs of a100-80."),
+        (["model={preset='gpt3-125m'}"], "gpt3-125m (125M parameters), batches of 8 sequences x 256 tokens"),
+    ],
+)
+def test_the_first_sentence_is_the_job(job: Path, more: list[str], said: str) -> None:
+    assert said in " ".join(plait(job, "--evaluate", "strategy.dp=4", *more).split())
+
+
+def test_the_table_has_speed_memory_and_sharding_in_words(job: Path) -> None:
+    said = plait(job, "--evaluate", "strategy.dp=4", "strategy.shard=zero1")
+    head, row = (line.split() for line in said.splitlines() if line.strip().startswith(("pp dp", "1  ")))
+    assert head == ["pp", "dp", "cp", "tp", "step", "p10-p90", "tokens/s/GPU", "MFU", "memory"]
+    assert row[:5] == ["1", "1", "4", "1", "1"] and row[-3] == "of" and row[-1] in ("GiB", "MiB")
+    assert "Its settings: micro-batch 1, sharding ZeRO-1, recompute none." in said
+    for words in ("cp type", "sequence parallel", "waiting for other ranks", "Sharding in numbers"):
+        assert words not in said
+
+
+def test_what_would_free_memory_can_be_written(job: Path) -> None:
+    """Rows of a table, whose settings a shell passes on as they stand."""
+    big = ["model.hidden=4096", "model.num_layers=24", "model.num_heads=32", "strategy.dp=4", "strategy.shard=zero1"]
+    said = plait(job, "--evaluate", *big)
+    rows = said.partition("What would free memory of strategy 1\n")[2].splitlines()[2:5]
+    assert rows and all("GiB" in row for row in rows if row.strip())
+    for row in filter(None, rows[:3]):
+        assert "chance of" in plait(job, "--evaluate", *big, *(one for one in shlex.split(row) if "=" in one))

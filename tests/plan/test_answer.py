@@ -47,7 +47,7 @@ def test_cores_that_cannot_share_the_batch_are_left_out(sections: dict[str, Any]
     ("one", "error", "says"),
     [
         (job(strategy={"tp": "auto"}, train={"global_batch_size": 4, "micro_batch_size": 1}, cluster=ON), JobError,
-         r"strategy\.tp: is left to the planner, and so are slices\. Say it"),
+         r"strategy\.tp: is left to the planner, and so are slices\. Set it"),
         (job(strategy={"tp": 2}, cluster={**ON, "ranks": 4}), JobError,
          r"cluster\.ranks: 4 are not the 2 ranks of the strategy\. Use 2, or leave it out"),
         (job(SMALL | {"num_layers": 1_001}, strategy={"tp": 2}, cluster=ON), JobError,
@@ -79,7 +79,7 @@ def test_a_strategy_that_fits_is_told_with_its_reasons() -> None:
     assert best.most_memory == best.memory.fullest.total
     assert found.to_dict()["candidates"][0]["usable_memory"] == best.memory.usable
     assert found.why[0].startswith("A step is ")
-    assert found.why[1].startswith("Hiding tensor parallelism's communication gains ")
+    assert found.why[1].startswith("Without overlap of tensor-parallel communication, a step takes ")
     assert len(found.why) == 2
 
 

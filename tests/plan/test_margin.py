@@ -98,6 +98,9 @@ def test_a_report_says_how_sure_a_plan_is_to_fit() -> None:
     risky = report(81, 5)
     assert not risky.fits
     assert risky.summary == "fills 81 GiB of 80 GiB, 1 GiB too much: 42% sure to fit, 58% to run out of memory"
+    assert tight.description(gpu=True).startswith("Memory of strategy 1 on the fullest GPU: 70.0 of 80.0 GiB (")
+    assert tight.description(gpu=True).endswith(" CUDA and NCCL); it fits with a chance of 98%.")
+    assert full.description(gpu=False).endswith("chance of 84%, less than plan.memory_margin asks of a search.")
     values = tight.to_dict()
     assert values["memory_kept_free"] == int(P90 * 5 * GIB) and values["probability_to_fit"] == tight.likely
     assert (report(70, 0).likely, report(81, 0).likely) == (1.0, 0.0)
@@ -133,7 +136,7 @@ def test_margins_change_the_plan_and_its_risk() -> None:
     assert safest.best.memory.likely > auto.best.memory.likely
     assert safest.best.seconds <= LONGER * auto.best.seconds
     assert safest.candidates[1].seconds == pytest.approx(auto.best.seconds)
-    assert "It gives up " in safest.why[1] and "of time against the fastest" in safest.why[1]
+    assert "longer than that of the fastest (" in safest.why[1] and "instead of" in safest.why[1]
     assert share.best.most_memory <= 0.8 * share.best.memory.usable
     values = auto.to_dict()
     assert values["memory_margin"] == {"sure": 0.9, "share": 0.0, "size": 0.0, "safest": False}
@@ -162,7 +165,7 @@ def test_what_is_as_good_as_sure_gives_up_nothing() -> None:
                     Cluster.preset("h100"), 32_000)  # fmt: skip
     found = roomy.answer()
     assert found.best.seconds == min(one.seconds for one in found.candidates)
-    assert found.why[1].startswith("The safest is the fastest as well, over 99.9% sure to fit")
+    assert found.why[1].startswith("The fastest strategy is also the safest: it fits with a chance of over 99.9%")
 
 
 def test_what_leaves_too_little_free_is_refused_and_the_risk_is_named() -> None:

@@ -108,6 +108,19 @@ class MemoryReport:
             return f"{told} ({kept} are to stay free, {margin.reason}{'' if self.safe else ': more than do'})"
         return f"{told}, {percent(1 - self.likely)} to run out of memory"
 
+    def description(self, *, gpu: bool) -> str:
+        """Return a sentence on the fullest device: bytes of tensors and of the process, and the
+        probability to fit. gpu: True for GPUs."""
+        full, (device, process) = self.fullest, ("GPU", "CUDA and NCCL") if gpu else ("rank", "the process")
+        each, unit = unit_of(full.total)
+        sizes = (full.total, self.usable, full.place.memory.total, full.overhead)
+        total, most, tensors, beside = (f"{size / each:,.{int(unit == 'GiB')}f}" for size in sizes)
+        missed = "" if self.safe else ", less than plan.memory_margin asks of a search"
+        return (
+            f"Memory of strategy 1 on the fullest {device}: {total} of {most} {unit} ({tensors} tensors, {beside} "
+            f"{process}); it fits with a chance of {percent(self.likely)}{missed}."
+        )
+
     @property
     def describe_crowded(self) -> str:
         """A sentence on a strategy that fits, but leaves less memory free than its margin."""
@@ -138,7 +151,7 @@ class MemoryReport:
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the rows of a table: the header, then one row for each pp rank."""
-        yield "place", "layers", *KINDS, "overhead", "total", "p10-p90", "of device", "fullest"
+        yield "pp rank", "layers", *KINDS, "overhead", "total", "p10-p90", "of device", "fullest"
         for each in self.places:
             memory, place = each.place.memory, each.place
             sizes = [getattr(memory, kind) for kind in KINDS]
@@ -207,6 +220,12 @@ def percent(share: float) -> str:
     if share < 0.001:
         return "under 0.1%"
     return f"{share:.0%}" if 0.01 <= share <= 0.99 else f"{share:.1%}"
+
+
+def unit_of(size: int) -> tuple[int, str]:
+    """Return (bytes of a unit, its name) in which tables and sentences give a size: GiB, or MiB for
+    less than a GiB."""
+    return (1 << 30, "GiB") if size >= 1 << 30 else (1 << 20, "MiB")
 
 
 def _factors(sharding: Sharding) -> dict[str, int]:

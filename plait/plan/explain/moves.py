@@ -6,6 +6,7 @@ costs; or it tries them in order, for the first with which the job fits.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -153,6 +154,16 @@ def in_words(change: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value if isinstance(value, str) else show(value)}" for key, value in change.items())
 
 
+def quoted(change: Mapping[str, Any]) -> str:
+    """Return a change as settings for a shell's command line, with tables in quotes.
+
+    >>> quoted({"strategy.shard": {"params": 8, "grads": 8}, "strategy.tp": 2})
+    "strategy.shard='{params=8,grads=8}' strategy.tp=2"
+    """
+    texts = {key: in_words({key: value}).partition("=")[2].replace(" ", "") for key, value in change.items()}
+    return " ".join(f"{key}={shlex.quote(text)}" for key, text in texts.items())
+
+
 # ---- tried in order ----
 
 
@@ -195,6 +206,17 @@ class MemorySaving:
     held: int
     freed_bytes: int
     longer: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Texts of a table's row: what is held, bytes freed, change of the step's time, and the
+        change."""
+        longer = f"{self.longer:+.1%}" if abs(self.longer) >= SAME else "same"
+        held, freed = (
+            f"{size / (1 << 30):.{int(size < 10 << 30)}f} GiB" if size >= 1 << 30 else in_bytes(size)
+            for size in (self.held, self.freed_bytes)
+        )
+        return f"{self.move.kind} {held}", freed, longer, quoted(self.move.change)
 
     def describe(self) -> str:
         """Return the change, the bytes it frees and its cost as a phrase."""

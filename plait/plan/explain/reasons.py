@@ -4,7 +4,8 @@ gain of every overlap, and its lead over the runner-up."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ PARTS = {
     "compute": "computation",
     "tp": "exposed tensor-parallel communication",
     "cp": "exposed context-parallel communication",
-    "ep": "tokens on their way to experts and back",
+    "ep": "exposed expert-parallel communication",
     "dp": "exposed data-parallel communication",
     "pp": "exposed transfers between stages",
     "optimizer": "the optimizer",
@@ -36,6 +37,8 @@ PARTS = {
     "beside": "loading data and logging",
 }
 """Descriptions of a step's parts for messages, by part."""
+ONE_STAGE = PARTS | {"idle": "waiting for the slowest rank"}
+"""Descriptions of the parts of a step without a pipeline, by part."""
 NAMES = {
     "micro": "micro_batch_size",
     "p1": "slices",
@@ -49,7 +52,7 @@ NAMES = {
     "shard_overlap": "overlap.shard",
     "graphs": "cuda_graphs",
 }
-"""Names in a job file or in the answer's table, by column of ``StrategyTable``, for columns with
+"""Names in a job file, by column of ``StrategyTable``, for columns with
 another name."""
 SHOWN = 0.005
 """Minimum fraction of a step that a part must have to be mentioned."""
@@ -59,8 +62,8 @@ ALIKE = 1e-4
 
 
 def readable(point: Point) -> dict[str, str]:
-    """Return the choices of a strategy by setting, in the words of a job file and of the answer's
-    table. Columns that follow from others, or that have no effect in this strategy, are left out.
+    """Return the choices of a strategy by setting, in the words of a job file. Columns that follow
+    from others, or that have no effect in this strategy, are left out.
 
     >>> from plait.core.step.columns.points import StrategyTable
     >>> readable(StrategyTable.of([{"dp": 4, "micro": 2}]).row(0))["micro_batch_size"]
@@ -91,8 +94,78 @@ TOGETHER: Mapping[str, Callable[[Point], str]] = {
     "ring": lambda point: f"{point['cp'] // point['ring']}x{point['ring']}",
     "recompute": recomputed,
 }
-"""Functions that return the table's text of a strategy, by column, for values shown together:
-slices p1 x p2, heads x ring, and what is recomputed in how many layers."""
+"""Functions that return the text of a strategy, by column, for values told together: slices p1 x
+p2, heads x ring, and what is recomputed in how many layers."""
+
+
+# ---- in the words of the answer's table ----
+
+DEGREE_KEYS = ("pp", "dp", "cp", "tp")
+"""Settings that share a column of the answer's table."""
+LEGEND = {
+    r"\b(params|grads|optim) \d": "Sharding in numbers: over how many ranks parameters, gradients and optimizer states "
+    "are sharded; what is not named is whole on every rank.",
+    r"\bhpZ \d": "hpZ N: a second copy of the parameters, sharded over N neighbouring ranks (ZeRO++).",
+    r"\binterleaved x\d": "interleaved xN: N virtual stages on each pipeline rank.",
+    r"\beager-1f1b\b": "eager-1f1b: 1F1B with more forwards first, so that transfers between stages overlap.",
+}
+"""Explanations of the table's words, by patterns of the texts in which they are needed."""
+
+
+def settings(point: Point, schedule: str = "") -> dict[str, str]:
+    """Return the settings of a strategy in the words of the answer's table; ``-`` for a setting
+    that has no effect. schedule: its name, if it is not the point's.
+
+    >>> from plait.core.step.columns.points import StrategyTable
+    >>> settings(StrategyTable.of([{"dp": 4, "tp": 2, "p1": 2, "optim": 4}]).row(0))["slices"]
+    'batch 2'
+    """
+    tp, cp, replicas = point["tp"], point["cp"], point["dp"] * point["cp"]
+    name, flat = schedule or WORDS["schedule"][point["schedule"]], point["sequence_parallel"]
+    found = {key: f"{point[key]}" for key in (*DEGREE_KEYS, "ep")} | {
+        "micro-batch": f"{point['micro']}",
+        "schedule": f"{name} x{point['virtual']}" if takes_chunks(name) else name,
+        "sharding": format_sharding(point),
+        "recompute": recomputed(point),
+        "cp type": _named({"Ulysses": cp // point["ring"], "ring": point["ring"]}),
+        "slices": _named({"batch": point["p1"], "columns": point["p2"]}),
+        "sequence parallel": "yes" if flat else "no",
+        "tp overlap": spelled("overlap", point["overlap"]),
+        "dp overlap": spelled("shard_overlap", point["shard_overlap"]),
+    }
+    needed = {"schedule": point["pp"], "sharding": replicas, "cp type": cp, "slices": tp * cp, "ep": point["ep"],
+              "sequence parallel": tp, "tp overlap": tp, "dp overlap": replicas}  # fmt: skip
+    return found | {key: "-" for key, size in needed.items() if size == 1}
+
+
+def format_sharding(point: Point) -> str:
+    """Return how the training state is sharded over dp x cp ranks: a common name, or the number of
+    ranks of each sharded kind.
+
+    >>> sizes = {"dp": 8, "cp": 1, "params": 1, "grads": 2, "optim": 8, "secondary": 0}
+    >>> format_sharding(sizes), format_sharding(sizes | {"grads": 8}), format_sharding(sizes | {"grads": 1})
+    ('grads 2, optim 8', 'ZeRO-2', 'ZeRO-1')
+    """
+    ranks, sizes = point["dp"] * point["cp"], {key: point[key] for key in ("params", "grads", "optim")}
+    whole = (1, 1, 1), (1, 1, ranks), (1, ranks, ranks), (ranks, ranks, ranks)
+    known = dict(zip(whole[::-1], ("ZeRO-3/FSDP", "ZeRO-2", "ZeRO-1", "DDP"), strict=True))
+    hybrid = f"HSDP {point['params']}" if len({*sizes.values()}) == 1 else _named(sizes)
+    told = known.get(tuple(sizes.values()), hybrid)
+    return f"{told}, hpZ {point['secondary']}" if point["secondary"] else told
+
+
+def _named(sizes: Mapping[str, int]) -> str:
+    """Return sizes above 1 with their names."""
+    return ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "-"
+
+
+def legend(texts: Iterable[str]) -> list[str]:
+    """Return explanations of the words that occur in cells of the answer's table."""
+    told = "\n".join(texts)
+    return [explained for pattern, explained in LEGEND.items() if re.search(pattern, told)]
+
+
+# ---- comparisons ----
 
 
 def schedule_of(job: Job, point: Point) -> str:
@@ -137,19 +210,25 @@ def differences(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str
     }
 
 
-def changed_settings(base: Point, other: Point) -> str:
-    """Return the settings of ``other`` that differ from those of ``base``, as in ``pp=2 dp=32``."""
-    changed = differences(readable(base), readable(other)).items()
-    told = [f"{key}={value}" for key, (_, value) in changed if value != "-"]
-    told = told or [f"no {key}" for key, _ in changed]  # settings without effect there, e.g. a second copy of shards
-    return " ".join(told) or "the same strategy otherwise timed"
+def changed_settings(base: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Return the ``settings`` of a strategy that differ from those of ``base``, as in ``dp 32 (not
+    64)``."""
+    changed = differences(base, other).items()
+    told = [f"{key} {now}{'' if was == '-' else f' (not {was})'}" for key, (was, now) in changed if now != "-"]
+    told = told or [f"no {key}" for key, _ in changed]  # settings without effect there
+    return ", ".join(told) or "the same settings, otherwise timed"
 
 
-def describe_parts(parts: Mapping[str, float], seconds: float) -> str:
-    """Return a sentence on the largest parts of a step. seconds: of the step."""
-    ordered = sorted(parts.items(), key=lambda part: -part[1])
-    told = [f"{PARTS[name]} for {value / seconds:.0%}" for name, value in ordered[:4] if value > SHOWN * seconds]
-    return f"A step is {', '.join(told)} of its time."
+def part_names(pp: int) -> Mapping[str, str]:
+    """Return descriptions of a step's parts that suit the number of pipeline ranks."""
+    return PARTS if pp > 1 else ONE_STAGE
+
+
+def describe_parts(parts: Mapping[str, float], seconds: float, pp: int) -> str:
+    """Return a sentence on the largest parts of a step. seconds: of the step. pp: pipeline ranks."""
+    ordered, names = sorted(parts.items(), key=lambda part: -part[1]), part_names(pp)
+    told = [f"{value / seconds:.0%} {names[name]}" for name, value in ordered[:4] if value > SHOWN * seconds]
+    return f"A step is {', '.join(told)}."
 
 
 def largest_loss(best: Mapping[str, float], other: Mapping[str, float]) -> tuple[str, float]:
@@ -169,10 +248,11 @@ def runner_up(candidates: Sequence[Candidate]) -> list[str]:
     part, seconds = largest_loss(best.parts, second.parts)
     more = second.seconds - best.seconds
     share = f"{more / best.seconds:.{1 if more > 0.001 * best.seconds else 2}%}"
-    longer = f"{share} ({in_seconds(more)}) longer: {in_seconds(seconds)} more for {part}"
+    longer = f"{in_seconds(more)} ({share}) longer: {in_seconds(seconds)} more for {part}"
     longer += f", {in_seconds(seconds - more)} less for the rest" if seconds > 1.1 * more else ""
     differs = seconds > ALIKE * best.seconds
-    return [f"The runner-up ({changed_settings(best.point, second.point)}) takes {longer if differs else 'as long'}."]
+    has = changed_settings(*(settings(one.point, one.schedule) for one in (best, second)))
+    return [f"The runner-up, strategy 2, has {has}. Its step takes {longer if differs else 'as long'}."]
 
 
 def describe_safety_cost(candidates: Sequence[Candidate]) -> list[str]:
@@ -183,35 +263,36 @@ def describe_safety_cost(candidates: Sequence[Candidate]) -> list[str]:
         return []
     if fastest is best:
         sure = percent(best.memory.likely)
-        return [f"The safest is the fastest as well, {sure} sure to fit: nothing is given up."]
+        return [f"The fastest strategy is also the safest: it fits with a chance of {sure}."]
     likely = [percent(one.memory.likely) for one in (best, fastest)]
     sizes = [in_bytes(one.most_memory) for one in (best, fastest)]
+    has = changed_settings(*(settings(one.point, one.schedule) for one in (best, fastest)))
     return [
-        f"The safest of those that take at most {LONGER - 1:.0%} longer than the fastest: it fills {sizes[0]} in "
-        f"place of {sizes[1]} and is {likely[0]} in place of {likely[1]} sure to fit. It gives up "
-        f"{best.seconds / fastest.seconds - 1:.1%} of time against the fastest "
-        f"({changed_settings(best.point, fastest.point)}), which takes {in_seconds(fastest.seconds)}."
+        f"Strategy 1 is the safest of those that take at most {LONGER - 1:.0%} longer than the fastest: it takes "
+        f"{sizes[0]} instead of {sizes[1]}, and fits with a chance of {likely[0]} instead of {likely[1]}. Its step "
+        f"takes {best.seconds / fastest.seconds - 1:.1%} longer than that of the fastest "
+        f"({has}), {in_seconds(fastest.seconds)}."
     ]
 
 
 def describe_gain(name: str, slower: float, seconds: float) -> str:
-    """Return a sentence on the gain of an overlap. slower: seconds of the step without the
-    overlap."""
-    gained = slower / seconds - 1
-    told = f"{'gains' if gained >= 0 else 'costs'} {abs(gained):.1%}"
-    return f"{name} {told}: a step that hides none of it would take {in_seconds(slower)}."
+    """Return a sentence on the gain of an overlap. name: of the communication. slower: seconds of
+    the step without the overlap."""
+    more = slower / seconds - 1
+    told = f"{abs(more):.1%} {'longer' if more >= 0 else 'less'}"
+    return f"Without overlap of {name} communication, a step takes {in_seconds(slower)}, {told}."
 
 
 def without_overlaps(point: Point) -> dict[str, dict[str, int]]:
-    """Return the point with one overlap switched off, for each overlap; keys are phrases that name
-    the overlap."""
+    """Return the point with one overlap switched off, for each overlap, by the name of the hidden
+    communication."""
     found = dict[str, dict[str, int]]()
     base = dict(point)
     if point["tp"] > 1 and point["overlap"] != OVERLAPS.index("sync"):
         off = {"overlap": OVERLAPS.index("sync"), "p1": 1, "p2": 1}
-        found["Hiding tensor parallelism's communication"] = base | off
+        found["tensor-parallel"] = base | off
     if point["dp"] * point["cp"] > 1 and point["shard_overlap"] != SHARD_OVERLAPS.index("none"):
-        found["Hiding data parallelism's communication"] = base | {"shard_overlap": SHARD_OVERLAPS.index("none")}
+        found["data-parallel"] = base | {"shard_overlap": SHARD_OVERLAPS.index("none")}
     return found
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from plait.core.base.text import counted
 from plait.core.cluster.hardware import Cluster
 from plait.core.job.texts import in_tokens, tokens_of
 from plait.plan.search.candidate import Candidate
@@ -80,27 +79,22 @@ class Expense:
 
     @property
     def description(self) -> str:
-        """Description in one or two sentences."""
-        day = in_tokens(self.tokens_per_day)
-        spent = f", for {_figure(24 * self.ranks * self.price)} ({_of(self.price)})" if self.price else ""
+        """Description in one to three sentences."""
+        day, per_hour = in_tokens(self.tokens_per_day), f"{self.price:g} per {self.hours.removesuffix('s')}"
+        spent = f", for {_figure(24 * self.ranks * self.price)} ({per_hour})" if self.price else ""
         if not self.tokens:
             return f"It trains on {day} tokens per day{spent}."
         unit, each = next((one for one in UNITS if self.days * one[1] >= 1), UNITS[-1])
         taken, low, high = (_figure(self.days * each * one) for one in (1.0, *self.spread))
-        cost = f", {_figure(self.gpu_hours * self.price)} at {_of(self.price)}" if self.price else ""
-        power = "its energy is unknown, since the cluster has no device.power"
+        cost = f" for {_figure(self.gpu_hours * self.price)} ({per_hour})" if self.price else ""
+        power = "Its energy is unknown, since the cluster has no device.power."
         if self.energy is not None:
-            what = f"at a constant {self.watts:g} W per device, its TDP; hosts, network and cooling are not included"
-            power = f"{_energy(self.energy)} ({what})"
+            what = f"at a constant {self.watts:g} W per device, its TDP, without hosts, network and cooling"
+            power = f"The devices take {_energy(self.energy)} ({what})."
         return (
-            f"It trains on {day} tokens per day: {in_tokens(self.tokens)} tokens take {taken} {unit} "
-            f"(p10-p90: {low}-{high}; without pauses), {_figure(self.gpu_hours)} {self.hours} on "
-            f"{counted(self.ranks, 'rank')}{cost}; {power}."
+            f"It trains on {day} tokens per day. {in_tokens(self.tokens)} tokens take {taken} {unit} "
+            f"(p10-p90: {low}-{high}; without pauses), {_figure(self.gpu_hours)} {self.hours}{cost}. {power}"
         )
-
-
-def _of(price: float) -> str:
-    return f"{price:g} per rank-hour"
 
 
 def _figure(number: float) -> str:

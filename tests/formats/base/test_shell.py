@@ -299,7 +299,7 @@ def test_launchers_and_slurm_say_how_many_ranks_there_are(tmp_path: Path, text: 
         ("TP=2\r\nRUN SIZES --tensor-model-parallel-size $TP @\r\n", 0, "Lines end as in DOS"),
         ("RUN SIZES @ \\\n  # tp \\\n  --tensor-model-parallel-size 4", 0,  # a comment goes to its line's end
          "line 4: --tensor-model-parallel-size 4 is no part of a command"),
-        ("RUN SIZES @ --load <Your checkpoints> --save <out>/x", 0, "16 ranks of h100"),
+        ("RUN SIZES @ --load <Your checkpoints> --save <out>/x", 0, "16 GPUs of h100"),
     ],
 )  # fmt: skip
 def test_what_is_not_followed_is_said(tmp_path: Path, text: str, status: int, named: str) -> None:

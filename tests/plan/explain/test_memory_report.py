@@ -63,7 +63,7 @@ def test_rows_of_a_table() -> None:
     row = point(pp=2, num_micro=4, schedule=SCHEDULES.index("interleaved"), virtual=2)
     report = memory_report(step_of(GPT, row, sequence=256, precision="fp32"), Cluster.preset("lab"))
     head, first, last = report.rows()
-    assert head[:2] == ("place", "layers") and head[-5:] == ("overhead", "total", "p10-p90", "of device", "fullest")
+    assert head[:2] == ("pp rank", "layers") and head[-5:] == ("overhead", "total", "p10-p90", "of device", "fullest")
     assert (first[0], first[1], last[0]) == ("0", "2+2", "1")
     assert first[-2] == f"{report.places[0].total / report.usable:.0%}"
     alive = report.places[0].place.memory.alive

@@ -3,6 +3,8 @@ frees."""
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from plait.plan.explain.moves import (
     moves,
     moves_together,
     nearest_change,
+    quoted,
     would_fit,
 )
 
@@ -157,6 +160,12 @@ def test_of_each_kind_the_cheapest_is_told() -> None:
         "longer); gradients 20 B: train.micro_batch_size=3 would free 10 B (a step takes about as long)."
     )
     assert describe_savings([]) == ""
+    assert [one.cells for one in found] == [
+        ("activations 70 B", "20 B", "+10.0%", "train.micro_batch_size=0"),
+        ("gradients 20 B", "10 B", "same", "train.micro_batch_size=3"),
+    ]
+    gib = replace(found[0], held=63 << 29, freed_bytes=3 << 29)
+    assert gib.cells[:2] == ("activations 32 GiB", "1.5 GiB")
 
 
 def job(**sections: Any) -> Job:
@@ -177,7 +186,8 @@ def test_changes_are_what_a_job_makes_of_them() -> None:
     for each in found:
         change = each.move.change
         other = planner.predict(changed_job(one.job, change))
-        assert one.job.changed([in_words({key: value}) for key, value in change.items()]) == other.job
+        for words in ([in_words({key: value}) for key, value in change.items()], shlex.split(quoted(change))):
+            assert one.job.changed(words) == other.job
         assert one.most_memory - other.most_memory == pytest.approx(each.freed_bytes, rel=0.02)
         assert other.seconds / one.seconds - 1 == pytest.approx(each.longer, abs=0.05)
     assert [each.freed_bytes for each in found] == sorted((each.freed_bytes for each in found), reverse=True)

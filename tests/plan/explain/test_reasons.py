@@ -8,6 +8,7 @@ from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHAR
 from plait.plan.explain import reasons
 
 SYNC, NONE = OVERLAPS.index("sync"), SHARD_OVERLAPS.index("none")
+FULL = {"recompute": RECOMPUTES.index("full")}
 ALONE = {"pp": "1", "dp": "1", "cp": "1", "tp": "1", "micro_batch_size": "1", "recompute": "none"}
 
 
@@ -49,23 +50,67 @@ def test_differences_have_both_values() -> None:
         "dp": ("4", "2"), "tp": ("1", "2"), "overlap.tp": ("-", "domino"), "slices": ("-", "1x1"),
         "sequence_parallel": ("-", "false"),
     }  # fmt: skip
-    assert reasons.changed_settings(one, other) == "dp=2 tp=2 overlap.tp=domino slices=1x1 sequence_parallel=false"
-    assert reasons.changed_settings(other, one) == "dp=4 tp=1"
-    flat, full = point(tp=2, sequence_parallel=1), {"recompute": RECOMPUTES.index("full")}
-    assert reasons.changed_settings(flat, point(tp=2)) == "sequence_parallel=false"
-    assert reasons.changed_settings(point(**full, recompute_layers=3), point(**full)) == "recompute=full"
-    assert reasons.changed_settings(point(cp=2, secondary=2), point(cp=2)) == "no shard.secondary"
-    assert reasons.changed_settings(one, dict(one)) == "the same strategy otherwise timed"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ({"dp": 4, "micro": 2}, {"dp": 2, "tp": 2, "micro": 2},
+         "dp 2 (not 4), tp 2 (not 1), sequence parallel no, tp overlap domino"),
+        ({"dp": 2, "tp": 2}, {"dp": 4}, "dp 4 (not 2), tp 1 (not 2)"),
+        ({"tp": 2, "sequence_parallel": 1}, {"tp": 2, "p1": 2}, "slices batch 2, sequence parallel no (not yes)"),
+        (FULL | {"recompute_layers": 3}, FULL, "recompute full (not full 3 layers)"),
+        ({"cp": 2, "ring": 2}, {"cp": 4, "ring": 2}, "cp 4 (not 2), cp type Ulysses 2, ring 2 (not ring 2)"),
+        ({"tp": 2, "p2": 4}, {"tp": 2}, "no slices"),
+        ({"ep": 2}, {"ep": 4}, "ep 4 (not 2)"),
+        ({"dp": 4}, {"dp": 4}, "the same settings, otherwise timed"),
+    ],
+)  # fmt: skip
+def test_changes_are_in_the_words_of_the_table(first: dict[str, int], second: dict[str, int], told: str) -> None:
+    assert reasons.changed_settings(*(reasons.settings(point(**one)) for one in (first, second))) == told
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ((1, 1, 1, 0), "DDP"), ((1, 1, 8, 0), "ZeRO-1"), ((1, 8, 8, 0), "ZeRO-2"), ((8, 8, 8, 0), "ZeRO-3/FSDP"),
+        ((4, 4, 4, 0), "HSDP 4"), ((1, 2, 8, 0), "grads 2, optim 8"), ((1, 1, 4, 0), "optim 4"),
+        ((2, 4, 8, 0), "params 2, grads 4, optim 8"), ((8, 8, 8, 4), "ZeRO-3/FSDP, hpZ 4"),
+    ],
+)  # fmt: skip
+def test_sharding_has_a_common_name_or_the_ranks_of_each_kind(sizes: tuple[int, ...], told: str) -> None:
+    factors = dict(zip(("params", "grads", "optim", "secondary"), sizes, strict=True))
+    for degrees in ({"dp": 8}, {"dp": 4, "cp": 2}):
+        assert reasons.settings(point(**degrees, **factors))["sharding"] == told
+
+
+def test_settings_without_effect_are_dashes() -> None:
+    assert {key for key, told in reasons.settings(point()).items() if told == "-"} == {
+        "ep", "schedule", "sharding", "cp type", "slices", "sequence parallel", "tp overlap", "dp overlap",
+    }  # fmt: skip
+    piped = {"pp": 2, "schedule": SCHEDULES.index("interleaved"), "virtual": 4}
+    assert reasons.settings(point(**piped))["schedule"] == "interleaved x4"
+    assert reasons.settings(point(pp=2), "mine.txt")["schedule"] == "mine.txt"
+
+
+def test_only_words_that_occur_are_explained() -> None:
+    assert reasons.legend(["ZeRO-1", "1f1b", "-"]) == []
+    (one,) = reasons.legend(["ZeRO-1", "grads 2, optim 8"])
+    assert one.startswith("Sharding in numbers: ")
+    assert [line.split()[0] for line in reasons.legend(["optim 4, hpZ 2", "interleaved x4", "eager-1f1b"])] == [
+        "Sharding", "hpZ", "interleaved", "eager-1f1b:"
+    ]  # fmt: skip
 
 
 def test_what_most_of_a_step_is_comes_first_and_little_of_it_not_at_all() -> None:
     parts = {"tp": 1.5, "compute": 6.0, "idle": 0.05, "pp": 0.051, "dp": 2.0, "optimizer": 0.449}
-    assert reasons.describe_parts(parts, 10.0) == (
-        "A step is computation for 60%, exposed data-parallel communication for 20%, exposed tensor-parallel "
-        "communication for 15%, the optimizer for 4% of its time."
+    assert reasons.describe_parts(parts, 10.0, 1) == (
+        "A step is 60% computation, 20% exposed data-parallel communication, 15% exposed tensor-parallel "
+        "communication, 4% the optimizer."
     )
-    assert reasons.describe_parts({"compute": 9.9, "idle": 0.05}, 10.0) == "A step is computation for 99% of its time."
-    assert "waiting for other ranks for 1%" in reasons.describe_parts({"compute": 9.95, "idle": 0.051}, 10.0)
+    assert reasons.describe_parts({"compute": 9.9, "idle": 0.05}, 10.0, 2) == "A step is 99% computation."
+    for pp, waits in ((1, "1% waiting for the slowest rank"), (2, "1% waiting for other ranks")):
+        assert waits in reasons.describe_parts({"compute": 9.95, "idle": 0.051}, 10.0, pp)
 
 
 def test_what_another_loses_is_the_part_that_grows_most() -> None:
@@ -91,5 +136,5 @@ def test_what_another_loses_is_the_part_that_grows_most() -> None:
 )
 def test_every_overlap_is_tried_off(values: dict[str, int], off: dict[str, dict[str, int]]) -> None:
     one = point(**values)
-    wanted = {f"Hiding {axis} parallelism's communication": one | changed for axis, changed in off.items()}
+    wanted = {f"{axis}-parallel": one | changed for axis, changed in off.items()}
     assert reasons.without_overlaps(one) == wanted

@@ -28,9 +28,9 @@ def test_tokens_days_hours_energy_and_money() -> None:
     one = Expense(ranks=64, tokens_per_day=50e9, spread=(0.8, 1.2), tokens=10**12, watts=700.0, price=2.0)
     assert (one.days, one.gpu_hours, one.energy) == (20.0, 20 * 24 * 64, pytest.approx(20 * 24 * 64 * 0.7))
     assert one.description == (
-        "It trains on 50B tokens per day: 1T tokens take 20 days (p10-p90: 16-24; without pauses), 30,720 GPU hours on "
-        "64 ranks, 61,440 at 2 per rank-hour; 21.5 MWh (at a constant 700 W per device, its TDP; hosts, network and "
-        "cooling are not included)."
+        "It trains on 50B tokens per day. 1T tokens take 20 days (p10-p90: 16-24; without pauses), 30,720 GPU hours "
+        "for 61,440 (2 per GPU hour). The devices take 21.5 MWh (at a constant 700 W per device, its TDP, without "
+        "hosts, network and cooling)."
     )
     values = one.to_dict()
     assert (values["days_p10"], values["days_p90"]) == pytest.approx((16, 24))
@@ -69,14 +69,14 @@ def test_without_a_number_of_tokens_it_is_of_a_day() -> None:
     assert (one := spent()).description == f"It trains on {one.description.split()[3]} tokens per day."
     assert one.gpu_hours == 48
     assert one.to_dict()["days_p10"] is None
-    assert spent(gpu_hour_price=2.0).description.endswith(" tokens per day, for 96 (2 per rank-hour).")
+    assert spent(gpu_hour_price=2.0).description.endswith(" tokens per day, for 96 (2 per GPU hour).")
 
 
 def test_what_no_one_says_is_not_known() -> None:
     one = spent("h20", tokens="1B")
     assert one.energy is None
     assert one.to_dict()["energy_kwh"] is None
-    assert one.description.endswith("; its energy is unknown, since the cluster has no device.power.")
+    assert one.description.endswith(" Its energy is unknown, since the cluster has no device.power.")
     assert "rank hours" in spent("lab", tokens="1B").description
 
 
