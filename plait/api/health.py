@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Examination", "HostCheck", "Limits", "check_hosts", "examine_machine"]
 
-HEADS = ("loopback", "to all at once", "clock", "disk writes", "disk free")
+HOST_COLUMNS = ("loopback", "to all at once", "clock", "disk writes", "disk free")
 DEFAULT_LIMITS = Limits()
 SHOWN = 20
 """The largest number of links shown, the slowest first."""
@@ -83,7 +83,7 @@ class HostCheck(Shown):
         from plait.launch.health.links import in_rate
 
         rates = ("loopback", "to all at once", "disk writes")
-        header = ("host", *(Column(head, in_rate if head in rates else "") for head in HEADS))
+        header = ("host", *(Column(head, in_rate if head in rates else "") for head in HOST_COLUMNS))
         yield Table("Hosts", header, [self._host(name, one) for name, one in self.report["hosts"].items()])
         links = sorted(self.report["links"], key=lambda one: one.get("rate", 0.0))
         if links:

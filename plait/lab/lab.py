@@ -22,7 +22,7 @@ from plait.lab.spec import LabSpec
 PROBE_PORT = "29499"
 """The port on which hosts test whether they reach each other, below the port of the ranks'
 rendezvous."""
-SWEPT = 2.0
+SWEEP_SECONDS = 2.0
 """Seconds to wait for the keeper (``inside.py``) to kill the processes on the hosts; a process that
 survives longer is not waited for."""
 
@@ -95,7 +95,7 @@ class Lab:
             self._lifeline = -1
         if self._keeper is not None:
             with suppress(subprocess.TimeoutExpired):
-                self._keeper.wait(SWEPT)
+                self._keeper.wait(SWEEP_SECONDS)
             if self._keeper.stdout is not None:
                 self._keeper.stdout.close()
         if self._entry is not None:

@@ -249,12 +249,12 @@ def by_stack(evidence: Evidence, stack: tuple[str, ...]) -> Evidence:
     return replace(evidence, stack=stack, thread=thread, patient=evidence.patient or importing)
 
 
-ANSWERS = 3.0
+ANSWER_SECONDS = 3.0
 """Seconds to wait for answers: longer than a rank's watchdog needs to notice, and to try to reach
 its peers."""
-PRINTED = 1.0
+STACK_SECONDS = 1.0
 """Seconds to wait for a printed stack, at most."""
-AGAIN = 2.0
+RETRY_SECONDS = 2.0
 """Seconds until the next attempt after a verdict that names no cause."""
 
 Localise = Callable[[Sequence[Evidence]], Verdict]
@@ -296,12 +296,12 @@ class HangDetection:
             self._since = now
             with suppress(OSError):
                 request_reports(self.folder)
-        if now - self._since < ANSWERS and not self._complete(rank_statuses()):
+        if now - self._since < ANSWER_SECONDS and not self._complete(rank_statuses()):
             return None
         verdict = self.explain(rank_statuses(), processes())
         if verdict.certain:
             return verdict
-        self._next = now + AGAIN
+        self._next = now + RETRY_SECONDS
         if verdict.cause == "none":  # the run has gone on
             self.clear()
         return None
@@ -344,7 +344,7 @@ class HangDetection:
             if print_stacks(processes[rank].pid):
                 before[rank] = size
         stacks: dict[int, tuple[str, ...]] = {}
-        end = time.monotonic() + PRINTED
+        end = time.monotonic() + STACK_SECONDS
         while (inside or before.keys() - stacks.keys()) and time.monotonic() < end:
             time.sleep(0.05)
             for rank in before.keys() - stacks.keys():

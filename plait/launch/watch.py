@@ -39,7 +39,7 @@ LOOK = 0.05
 """Seconds between two checks of all ranks."""
 GRACE = 5.0
 """Seconds that ranks without anything to save get to end by themselves after a request to stop."""
-NAP = 1.0
+STOPPED_SECONDS = 1.0
 """Seconds: after a longer pause between two checks, the launcher itself was stopped, and the pause
 does not count as a rank's silence."""
 
@@ -171,7 +171,7 @@ class RunGuard:
     stop_requested: Callable[[], bool] = lambda: False
 
 
-ALONE = RunGuard()
+NO_CHECKS = RunGuard()
 
 
 class Watch:
@@ -180,7 +180,7 @@ class Watch:
 
     def __init__(
         self, ranks: Sequence[RankProcess], logs: Path, signals: deque[int], *, timeout: float,
-        guard: RunGuard = ALONE, sources: Sequence[EventSource] = (),
+        guard: RunGuard = NO_CHECKS, sources: Sequence[EventSource] = (),
     ) -> None:  # fmt: skip
         self.progress = guard.progress or Progress(len(ranks))
         self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, guard.lock
@@ -245,7 +245,7 @@ class Watch:
         """Receive messages of ranks and sources, for up to ``LOOK`` seconds."""
         ready = self._selector.select(LOOK)
         now = time.monotonic()
-        held_up = now - self._looked if now - self._looked > NAP else 0.0
+        held_up = now - self._looked if now - self._looked > STOPPED_SECONDS else 0.0
         self._looked = now
         for rank in self.ranks:
             rank.heard += held_up
@@ -429,7 +429,7 @@ class Watch:
 
 
 def watched(
-    ranks: Sequence[RankProcess], logs: Path, *, timeout: float, guard: RunGuard = ALONE,
+    ranks: Sequence[RankProcess], logs: Path, *, timeout: float, guard: RunGuard = NO_CHECKS,
     sources: Sequence[EventSource] = (), signals: deque[int] | None = None,
 ) -> int:  # fmt: skip
     """Watch running ranks until they end; return and raise as ``local.run_ranks`` does. signals:

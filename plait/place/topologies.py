@@ -125,7 +125,7 @@ def _format(source: Source, name: str) -> Format:
     return found
 
 
-SECONDS = 60.0
+COMMAND_TIMEOUT = 60.0
 """Time limit of a command of a cluster manager, in seconds."""
 INSTEAD = "Make it work in this shell, or give a file with what it prints elsewhere"
 """Advice for a command that is missing or fails."""
@@ -143,7 +143,7 @@ SQUEUE_HEADER = "JOBID|END_TIME|NODELIST\n"
 
 def answers(source: str) -> list[tuple[str, str]]:
     """Return (command, its output) for every command of a source such as ``slurm:``. Raises
-    JobError if a command is missing, fails, or takes longer than ``SECONDS``."""
+    JobError if a command is missing, fails, or takes longer than ``COMMAND_TIMEOUT``."""
     found: list[tuple[str, str]] = []
     for command in SOURCES[source]:
         text = _answer(command)
@@ -156,9 +156,9 @@ def _answer(command: Sequence[str]) -> str:
     if not shutil.which(command[0]):
         raise JobError(f"there is no command {command[0]} here", fix=INSTEAD)
     try:
-        done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=COMMAND_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
-        raise JobError(f"'{shown}' has not answered within {SECONDS:.0f} s", fix=INSTEAD) from None
+        raise JobError(f"'{shown}' has not answered within {COMMAND_TIMEOUT:.0f} s", fix=INSTEAD) from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise JobError(f"'{shown}' failed: {said[-1][:200] if said else f'status {done.returncode}'}", fix=INSTEAD)

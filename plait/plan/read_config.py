@@ -50,7 +50,7 @@ LARGEST = 2 << 20
 YAML = (".yaml", ".yml")
 SIZES = {row.name for row in FLAGS.rows if row.kind in (count, share) and not row.part}
 """Flags that set a size; a command line of Megatron-LM has at least one of them."""
-TITAN = (
+TORCHTITAN_PROGRAM = (
     "torchtitan",
     "Name its configuration (.toml, or .py:FUNCTION), and say what the command line changes as settings: strategy.tp=8",
 )
@@ -59,7 +59,7 @@ FOREIGN_FLAGS = {
     "deepspeed": ("DeepSpeed", "Name its configuration (--deepspeed's .json), and model.preset=... beside it"),
     "deepspeed-config": ("DeepSpeed", "Name its configuration (.json), and model.preset=... beside it"),
     "config-name": ("NeMo", NEMO),
-    "job.": TITAN, "training.": TITAN, "parallelism.": TITAN,
+    "job.": TORCHTITAN_PROGRAM, "training.": TORCHTITAN_PROGRAM, "parallelism.": TORCHTITAN_PROGRAM,
 }  # fmt: skip
 """Flags, or prefixes of flags, that start programs with configurations of their own: (program, what
 to do instead)."""

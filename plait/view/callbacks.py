@@ -12,7 +12,7 @@ from plait.core.base.text import seconds_text
 from plait.diagnose.rank_map import STATES, RankState, orders
 from plait.diagnose.series import attempts_of, memory_of, series_of
 from plait.view import heat_callbacks, layout, timeline_callbacks
-from plait.view.layout import LATER, graph, on, place_of_figure, unanswered
+from plait.view.layout import LATE_FIGURES, graph, on, place_of_figure, unanswered
 from plait.view.rank_figures import STANDS_OUT, grid_figure, is_flat
 from plait.view.store import Snapshot, Watched, chosen_run, heat_of
 from plait.view.time_figures import memory_figure, prediction_figure, series_figure
@@ -100,9 +100,9 @@ def _among(value: Any, options: Sequence[dict[str, str]]) -> Any:
     return no_update if value in known else next(iter(known), None)
 
 
-@on(" ".join(f"{place_of_figure(name)}.children" for name in LATER) + " below.data", "painted.data")
+@on(" ".join(f"{place_of_figure(name)}.children" for name in LATE_FIGURES) + " below.data", "painted.data")
 def _below(*_: object) -> tuple[Any, ...]:
-    return *(graph(name) for name in LATER), True
+    return *(graph(name) for name in LATE_FIGURES), True
 
 
 def status_of(snapshot: Snapshot) -> str:

@@ -37,7 +37,7 @@ WORDS_OF = {
 }  # fmt: skip
 """Components that hold a figure's content in words, by figure: screen readers treat these figures
 as images."""
-LATER = ("timeline-figure", "grid-figure", "series-figure", "memory-figure", "prediction-figure", "both-figure")
+LATE_FIGURES = ("timeline-figure", "grid-figure", "series-figure", "memory-figure", "prediction-figure", "both-figure")
 """Figures that are added after the heat map is painted, since plotly is slow even for empty
 ones."""
 

@@ -16,7 +16,7 @@ from plait.core.base.text import seconds_text
 from plait.diagnose.measured.recording import WORDS, place_of
 from plait.diagnose.rank_map import STATES, Heat, HeatColumn, Pooled, RankState, edges
 from plait.diagnose.verdicts.outliers import MINIMUM
-from plait.view.words import ABOVE, FONT, STATE_COLOURS, layout, packed, plain
+from plait.view.words import FONT, LEGEND_ABOVE, STATE_COLOURS, layout, packed, plain
 
 Value = Literal["excess", "seconds"]
 HEIGHT, WIDTH = 560, 900
@@ -313,7 +313,7 @@ def _flat(axes: Sequence[int], varying: Sequence[int], titles: dict[int, str], a
     one_row = axes[1] not in varying
     figure = layout(
         height=130 + ROW * min(down, MOST_ROWS), uirevision="grid",
-        legend=ABOVE,
+        legend=LEGEND_ABOVE,
         xaxis={"title": {"text": titles[axes[0]]}, "range": [-0.5, across - 0.5], "zeroline": False, **_whole(across)},
         yaxis={
             "title": {"text": "" if one_row else titles[axes[1]]}, "range": [down - 0.45, -0.55], "zeroline": False,

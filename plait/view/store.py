@@ -37,7 +37,7 @@ from plait.diagnose.report import Report
 Hang = tuple[Verdict, Sequence[Evidence]]
 SMALL = ("plan.json", "metrics.jsonl", "attempts.jsonl", "hang.json", "rank_table.json", "summary.json")
 """Names of files in a run's folder that are checked for changes, besides the timeline's folders."""
-MOMENT = 1.0
+FIRST_FIGURE_SECONDS = 1.0
 """Seconds that a page waits for its first figure. Without one in time, the page gets it at its
 first update."""
 PATIENCE = 10
@@ -182,10 +182,10 @@ class Watched:
             return self._snapshot
 
     def first(self) -> Snapshot:
-        """Start to read the folder; wait up to ``MOMENT`` seconds for the content that can be drawn
-        at once, and return the snapshot."""
+        """Start to read the folder; wait up to ``FIRST_FIGURE_SECONDS`` for the content that can be
+        drawn at once, and return the snapshot."""
         self.look()
-        self._looked.wait(MOMENT)
+        self._looked.wait(FIRST_FIGURE_SECONDS)
         return self._snapshot
 
     def read(self) -> Snapshot:

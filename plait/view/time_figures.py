@@ -17,7 +17,7 @@ from plait.core.base.text import seconds_text
 from plait.diagnose.measured.compare import Prediction
 from plait.diagnose.measured.dependencies import Dependency, SpanDependencies
 from plait.diagnose.series import SERIES, StepSeries
-from plait.view.words import ABOVE, PALETTE, layout, nothing, plain
+from plait.view.words import LEGEND_ABOVE, PALETTE, layout, nothing, plain
 
 ROW = 22
 """Height of a row of the timeline in pixels."""
@@ -283,7 +283,7 @@ def series_figure(runs: Mapping[str, Sequence[StepSeries]]) -> dict[str, Any]:
     last = "" if len(panels) == 1 else str(len(panels))
     figure = layout(
         height=90 + 150 * len(panels), xaxis={"title": {"text": "step"}, "anchor": f"y{last}"}, uirevision="series",
-        legend=ABOVE, **axes,
+        legend=LEGEND_ABOVE, **axes,
     )  # fmt: skip
     return {"data": data, "layout": figure}
 
@@ -318,7 +318,7 @@ def memory_figure(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: 
         })  # fmt: skip
     both = bool(predicted and measured)
     figure = layout(
-        height=360, barmode="stack", legend=ABOVE,
+        height=360, barmode="stack", legend=LEGEND_ABOVE,
         xaxis={"domain": [0, 0.46 if both else 1], "title": {"text": "predicted, of a rank of each place"}},
         yaxis={"title": {"text": "MiB"}, "rangemode": "tozero"},
         xaxis2={"domain": [0.56 if both else 0, 1], "title": {"text": "step"}, "anchor": "y2" if predicted else "y"},
@@ -358,6 +358,6 @@ def prediction_figure(prediction: Prediction | None) -> dict[str, Any]:
     figure = layout(
         height=120 + 34 * len(rows), barmode="group", xaxis={"title": {"text": "ms of a mean rank's step"}},
         yaxis={"automargin": True},
-        legend=ABOVE | {"traceorder": "reversed"},
+        legend=LEGEND_ABOVE | {"traceorder": "reversed"},
     )  # fmt: skip
     return {"data": data, "layout": figure}

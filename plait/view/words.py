@@ -32,7 +32,7 @@ STATE_COLOURS = {
     "named": "#d00000", "crashed": "#8b0000", "stopped": "#c2410c", "silent": "#7c2d92", "slow": "#e07b00",
     "works": "#0f766e", "waits": "#9fb3c8", "ended": "#5b6770", "runs": "#2f855a", "unknown": "#d1d5db",
 }  # fmt: skip
-ABOVE: dict[str, Any] = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
+LEGEND_ABOVE: dict[str, Any] = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
 """A legend above its figure."""
 FONT: dict[str, Any] = {"family": "system-ui, sans-serif", "size": 13}
 MOST_ROWS_IN_WORDS = 8

@@ -186,10 +186,10 @@ def test_totals_of_the_last_blocks_are_looked_at_and_the_last_one_whole(
         for name in "ab":
             totals(run, f"block={block}", 1000 * number, 1000 * number + 9, 1.0, name=name)
     totals(run, "block=x", 5000, 5009, 1.0)
-    monkeypatch.setattr(tables, "GLANCED", 4)
+    monkeypatch.setattr(tables, "MAX_TOTALS_FILES", 4)
     found = read_totals(run / "timeline", PLAN)
     assert found is not None and (found.first, found.last) == (1000, 2009)
-    monkeypatch.setattr(tables, "GLANCED", 1)
+    monkeypatch.setattr(tables, "MAX_TOTALS_FILES", 1)
     found = read_totals(run / "timeline", PLAN)
     assert found is not None and (found.first, found.last) == (2000, 2009)
 

@@ -91,7 +91,7 @@ def test_a_rank_that_asks_is_a_suspicion(tmp_path: Path, clock: Clock) -> None:
 def test_a_question_that_cannot_be_asked_does_not_end_the_looking(tmp_path: Path, clock: Clock) -> None:
     look = Look(tmp_path / "gone")
     assert look() is None
-    clock.now += hang.ANSWERS
+    clock.now += hang.ANSWER_SECONDS
     assert look() is CERTAIN
 
 
@@ -100,7 +100,7 @@ def test_ranks_have_a_while_to_answer(tmp_path: Path, clock: Clock) -> None:
     look()
     answer(tmp_path, 0)
     answer(tmp_path, 1, complete=False)
-    clock.now += hang.ANSWERS - 0.1
+    clock.now += hang.ANSWER_SECONDS - 0.1
     assert look() is None and not look.times
     clock.now += 0.5
     assert look() is CERTAIN and look.times == 1
@@ -120,9 +120,9 @@ def test_those_that_do_not_run_are_not_waited_for(tmp_path: Path, clock: Clock) 
 def test_who_is_not_named_at_once_is_looked_for_again(tmp_path: Path, clock: Clock) -> None:
     look = Look(tmp_path, UNKNOWN)
     look()
-    clock.now += hang.ANSWERS
+    clock.now += hang.ANSWER_SECONDS
     assert look() is None and look.times == 1 and reports_requested(tmp_path)
-    clock.now += hang.AGAIN - 0.1
+    clock.now += hang.RETRY_SECONDS - 0.1
     look.verdict = CERTAIN
     assert look() is None and look.times == 1
     clock.now += 0.1
@@ -132,9 +132,9 @@ def test_who_is_not_named_at_once_is_looked_for_again(tmp_path: Path, clock: Clo
 def test_a_run_that_goes_on_is_suspected_anew(tmp_path: Path, clock: Clock) -> None:
     look = Look(tmp_path, NONE)
     look()
-    clock.now += hang.ANSWERS
+    clock.now += hang.ANSWER_SECONDS
     assert look() is None and not reports_requested(tmp_path) and not (tmp_path / "hang.json").exists()
-    clock.now += hang.AGAIN
+    clock.now += hang.RETRY_SECONDS
     assert look(silent=False) is None and not reports_requested(tmp_path)
     clock.now += 0.5
     assert look() is None and reports_requested(tmp_path)  # and has its while to answer again
@@ -196,7 +196,7 @@ def test_a_stack_that_does_not_come_is_waited_for_a_while_and_the_kernel_asked(r
     ranks.prints, ranks.kernel = {0: "", 1: STACK}, {0: "it sleeps", 1: "never asked", 2: "it runs"}
     found = ranks.of([mute(0), mute(1), mute(2)])
     assert [one.stack for one in found] == [("it sleeps",), ("wait.py:3 spin",), ("it runs",)]
-    assert hang.PRINTED <= clock.now - began < hang.PRINTED + 0.1
+    assert hang.STACK_SECONDS <= clock.now - began < hang.STACK_SECONDS + 0.1
 
 
 def test_one_that_takes_no_signal_is_stopped(ranks: Ranks) -> None:
@@ -210,12 +210,12 @@ def test_one_that_takes_no_signal_is_stopped(ranks: Ranks) -> None:
 def test_one_that_computes_is_watched_for_the_whole_while(ranks: Ranks, clock: Clock) -> None:
     """Who takes less than a hundredth of a processor waits, whatever its record says."""
     began = clock.now
-    least = gathering.BUSY * hang.PRINTED
+    least = gathering.BUSY * hang.STACK_SECONDS
     ranks.prints = dict.fromkeys(range(3), STACK)
     ranks.seconds = {0: [5.0, 5.0 + 2 * least], 1: [5.0, 5.0 + least / 2], 2: []}
     found = ranks.of([mute(0, computes=True), mute(1, computes=True), mute(2)])
     assert [one.computes for one in found] == [True, False, False]
-    assert hang.PRINTED <= clock.now - began < hang.PRINTED + 0.1
+    assert hang.STACK_SECONDS <= clock.now - began < hang.STACK_SECONDS + 0.1
 
 
 def test_nobody_who_answered_or_is_elsewhere_is_watched(ranks: Ranks) -> None:

@@ -183,7 +183,7 @@ class WarmProcess:
         monkeypatch.setattr(local.subprocess, "Popen", self._popen)
         monkeypatch.setattr(local, "adopting", self._adopting)
         monkeypatch.setattr(local, "rank_base", lambda: {"HOME": "/h", "A": "b"})
-        monkeypatch.setattr(local, "FORKING", 5.0)
+        monkeypatch.setattr(local, "FORK_TIMEOUT", 5.0)
 
     def _popen(self, argv: list[str], **options: Any) -> Any:
         (number,) = options["pass_fds"]
@@ -241,7 +241,7 @@ def test_a_process_that_cannot_fork_forks_none(process: WarmProcess, monkeypatch
     monkeypatch.setattr(local, "PATIENCE", 0.01)
     assert one.fork({}, []) is None  # it still imports
     process.says(b"ready")
-    monkeypatch.setattr(local, "FORKING", 0.01)
+    monkeypatch.setattr(local, "FORK_TIMEOUT", 0.01)
     assert one.fork({}, [0]) is None and process.adopted == 1
     process.close()
     assert one.fork({}, [0]) is None  # it has ended

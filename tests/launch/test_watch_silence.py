@@ -19,7 +19,7 @@ from tests.launch.story import Story
 TIER = "unit"
 
 
-@pytest.mark.parametrize(("late", "held_up"), [(1000.0, 1000.0), (module.NAP, 0.0)])
+@pytest.mark.parametrize(("late", "held_up"), [(1000.0, 1000.0), (module.STOPPED_SECONDS, 0.0)])
 def test_time_in_which_the_launcher_was_held_up_is_nobodys_silence(story: Story, late: float, held_up: float) -> None:
     """And a look that is a little late is a look."""
     story.trains(0, 0)

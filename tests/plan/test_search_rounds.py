@@ -58,7 +58,7 @@ class Found:
         self.share = share
         monkeypatch.setattr(module, "step_memory", memory)
         monkeypatch.setattr(module, "total_seconds", lambda _, points, *__, **___: drawn(points, 1))
-        for name, value in {"FIRST": 3, "BLOCK": 20, "SURE": 2, "WALKED": 2}.items():
+        for name, value in {"FIRST": 3, "BLOCK": 20, "SURE": 2, "FIRST_TRACED": 2}.items():
             monkeypatch.setattr(module, name, value)
 
     def total(self, points: StrategyTable) -> np.ndarray:

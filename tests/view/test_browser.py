@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from plait.view.layout import LATER
+from plait.view.layout import LATE_FIGURES
 from tests.support.recordings.made import write_run
 from tests.support.recordings.simulated import write_simulated
 from tests.view.served import CULPRIT, SLOW, browser, served
@@ -85,7 +85,7 @@ def test_the_heat_map_is_painted_before_the_figures_below_it_are_there(page: Pag
         ".observe(document, {childList: true, subtree: true});"
     )
     fresh.goto(page.url)
-    for name in LATER:
+    for name in LATE_FIGURES:
         fresh.wait_for_selector(f"#{name} .main-svg")
     seen = fresh.evaluate("window.seen")
     fresh.close()

@@ -35,7 +35,7 @@ from plait.diagnose.verdicts.outliers import SIGMA
 Why = Literal["order", "collective", "member", "transfer", "wait"]
 MANY = 64
 """The largest number of a collective's members that are listed."""
-ROUNDED = 1e-6
+ROUNDING_SECONDS = 1e-6
 """Seconds by which neighbouring spans may seem to overlap."""
 WAITS = ("wait", "idle")
 """Kinds of spans that are waits."""
@@ -129,17 +129,17 @@ def _in_order(mine: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Dependency]
     """Return (what the span needs, what needs it) on the same rank: the processor's spans before
     and after, and the communication that the span launched."""
     before = mine.filter(
-        pl.col("lane") == "processor", pl.col("end") <= one["start"] + ROUNDED, pl.col("start") < one["start"]
+        pl.col("lane") == "processor", pl.col("end") <= one["start"] + ROUNDING_SECONDS, pl.col("start") < one["start"]
     ).sort("end")
     needs = [_link(row, "", "order") for row in before.tail(1).iter_rows(named=True)]
     if one["lane"] != "processor":
         return needs, []
     after = mine.filter(
-        pl.col("lane") == "processor", pl.col("start") >= one["end"] - ROUNDED, pl.col("end") > one["end"]
+        pl.col("lane") == "processor", pl.col("start") >= one["end"] - ROUNDING_SECONDS, pl.col("end") > one["end"]
     )
     needed = [_link(row, "", "order") for row in after.sort("start").head(1).iter_rows(named=True)]
     until = min((link.end for link in needed), default=float("inf"))
-    begun = mine.filter(pl.col("lane") != "processor", pl.col("start").is_between(one["end"] - ROUNDED, until))
+    begun = mine.filter(pl.col("lane") != "processor", pl.col("start").is_between(one["end"] - ROUNDING_SECONDS, until))
     begun = begun.sort("start").unique("lane", keep="first", maintain_order=True)
     return needs, needed + [_link(row, "", "order") for row in begun.iter_rows(named=True)]
 

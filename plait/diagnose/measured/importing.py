@@ -20,7 +20,7 @@ from plait.core.base.numbers import shown
 from plait.core.record.timeline import SCHEMA_VERSION
 from plait.core.runs.evidence import write_hang
 from plait.diagnose.measured.run_files import (
-    NAMED,
+    MAX_LISTED,
     ImportedFile,
     ImportRemarks,
     UnreadFile,
@@ -237,8 +237,8 @@ def _by_rank(read: Sequence[ImportedFile], found: Imported, warn: Callable[[str]
         numbers = assign_ranks(list(unknown), {rank: one.path for rank, one in by_rank.items()})
         for path, rank in numbers.items():
             by_rank[rank] = unknown[path]
-        listed = [f"{rank}: {path.name}" for path, rank in list(numbers.items())[:NAMED]]
-        more = f", and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+        listed = [f"{rank}: {path.name}" for path, rank in list(numbers.items())[:MAX_LISTED]]
+        more = f", and {len(numbers) - MAX_LISTED} more" if len(numbers) > MAX_LISTED else ""
         found.notes.append(
             f"the ranks of {len(numbers)} files are unknown: neither content nor names state them. The files are "
             f"numbered in the order of their names ({', '.join(listed)}{more})"

@@ -60,7 +60,7 @@ from plait.diagnose.measured.run_files import (
 from plait.diagnose.measured.tables import RunTotals, read_tables, read_totals, rollup_files, timeline_files
 
 METRICS = "metrics.jsonl"
-SOON = 60.0
+HISTORY_DELAY = 60.0
 """Seconds: a launcher records that its ranks have done a step at most so much later."""
 
 
@@ -353,7 +353,7 @@ def _alive(folder: Path, attempts: Sequence[Mapping[str, Any]]) -> float | None:
     keys = ("started", "restart_seconds", "first_step_seconds")
     told = sum(float(value) for key in keys if is_number(value := last.get(key)))
     try:
-        if (folder / ATTEMPTS).stat().st_mtime > told + SOON:
+        if (folder / ATTEMPTS).stat().st_mtime > told + HISTORY_DELAY:
             return None
         return (folder / METRICS).stat().st_mtime
     except OSError:

@@ -44,7 +44,7 @@ FEW = 8
 MOST_LINES, MOST_VALUES, LONGEST_LINE = 500_000, 8_000_000, 1 << 20
 """Limits of a file of JSON lines: lines and values that are read, bytes of a line. A step has some
 15 values."""
-TIMES = 2.0**32
+LATEST_TIME = 2.0**32
 """Latest possible time in a file, in seconds since 1970: in 2106."""
 UNREAD = "files of the run that cannot be read"
 
@@ -175,16 +175,16 @@ def _possible(name: str, value: Any) -> bool:
     counts = name in ("step", "steps", "resumed", "writing", "skipped")
     least, most = (-1, LARGEST) if counts else (-1e300, 1e300)
     if name.endswith("seconds") or name in ("started", "ended"):
-        least, most = 0, MOST_SECONDS if name.endswith("seconds") else TIMES
+        least, most = 0, MOST_SECONDS if name.endswith("seconds") else LATEST_TIME
     return bool(least <= value <= most)
 
 
 FILE = "imported.json"
 VERSION = 1
-LOST = 0.02
+UNREADABLE_SHARE = 0.02
 """Share of a rank's kernels: if more of them cannot be read, the rank's computation counts as
 unknown."""
-NAMED = 8
+MAX_LISTED = 8
 """The largest number of files or ranks that one remark lists."""
 
 
@@ -295,7 +295,7 @@ def _of_ranks(read: Mapping[int, ImportedFile], unread: Mapping[Path, UnreadFile
     worlds = sorted({one.world for one in read.values() if one.world})
     lost = ranks_of_the_job(unread, read)
     if len(worlds) > 1 and not any(one.dump for one in read.values()):
-        yield f"the files are of jobs of different sizes: {', '.join(map(str, worlds[:NAMED]))} ranks"
+        yield f"the files are of jobs of different sizes: {', '.join(map(str, worlds[:MAX_LISTED]))} ranks"
     if lost:
         whose = f"{spoken_ranks(lost)}'s file" if len(lost) == 1 else f"the files of {spoken_ranks(lost)}"
         yield f"{whose} cannot be read: what {agree(lost, 'it|they')} did is not known"
@@ -304,14 +304,14 @@ def _of_ranks(read: Mapping[int, ImportedFile], unread: Mapping[Path, UnreadFile
         or_not = f", unless theirs is among the {nobodys} that cannot be read" if nobodys else ""
         yield f"the job has {world} ranks, and {spoken_ranks(missing)} left no file{or_not}"
     strange = [(rank, one) for rank, one in read.items() if one.world and rank >= one.world]
-    for rank, one in strange[:NAMED]:
+    for rank, one in strange[:MAX_LISTED]:
         yield f"{one.path.name} says that it is of rank {rank}, of a job of {one.world} ranks"
 
 
 def _of_dumps(dumps: Mapping[int, ImportedFile]) -> Iterator[str]:
     known = {rank: one.dump for rank, one in dumps.items() if one.dump}
     unknown = [rank for rank, dump in known.items() if dump.version.partition(".")[0] not in VERSIONS]
-    for rank in unknown[:NAMED]:
+    for rank in unknown[:MAX_LISTED]:
         name, version = dumps[rank].path.name, known[rank].version
         yield f"{name} is of version {version}, which is not known: it is read as version 2"
     if unheard := [rank for rank, dump in known.items() if not dump.entries]:
@@ -326,7 +326,7 @@ def _of_dumps(dumps: Mapping[int, ImportedFile]) -> Iterator[str]:
 def _of_work(traces: Mapping[int, ImportedFile], world: int) -> Iterator[str]:
     """Yield remarks on ranks whose traces show no computation, or no communication. world: number
     of ranks of the job."""
-    for rank, work in list(unknown_work(traces).items())[:NAMED]:
+    for rank, work in list(unknown_work(traces).items())[:MAX_LISTED]:
         yield (
             f"{work.unread} of rank {rank}'s {work.count} {work.kind} cannot be read, so what it computes is "
             "unknown: no cause is reported for it"
@@ -350,9 +350,9 @@ def without_base_time(read: Mapping[int, ImportedFile]) -> list[int]:
 
 def unknown_work(read: Mapping[int, ImportedFile]) -> dict[int, ComputeEvents]:
     """Return the counts of readable and unreadable kernels for each rank with too many unreadable
-    ones (``LOST``)."""
+    ones (``UNREADABLE_SHARE``)."""
     works = {rank: one.work for rank, one in read.items() if one.work and one.work.unread}
-    return {rank: work for rank, work in works.items() if work.unread >= LOST * work.count}
+    return {rank: work for rank, work in works.items() if work.unread >= UNREADABLE_SHARE * work.count}
 
 
 def _of_steps(traces: Mapping[int, ImportedFile]) -> Iterator[str]:
@@ -362,7 +362,9 @@ def _of_steps(traces: Mapping[int, ImportedFile]) -> Iterator[str]:
         ranks[tuple(one.part.spans["step"].unique().sort().to_list())].append(rank)
     if len(ranks) > 1:
         common, every = set.intersection(*map(set, ranks)), set.union(*map(set, ranks))
-        whose = "; ".join(f"{spoken_ranks(own)}: {_spoken_steps(steps)}" for steps, own in list(ranks.items())[:NAMED])
+        whose = "; ".join(
+            f"{spoken_ranks(own)}: {_spoken_steps(steps)}" for steps, own in list(ranks.items())[:MAX_LISTED]
+        )
         yield f"steps common to all: {len(common)} of {len(every)} ({whose})"
 
 

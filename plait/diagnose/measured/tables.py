@@ -51,7 +51,7 @@ WHOSE = {"plan": pl.Categorical, "sampled": pl.Boolean}
 BATCH = 1000
 """Number of files that are read at once."""
 FILES, ROWS = "files of the timeline that cannot be read", "rows that cannot be"
-GLANCED = 4096
+MAX_TOTALS_FILES = 4096
 """The largest number of files of totals that are read, those of the last steps."""
 
 
@@ -102,7 +102,7 @@ def read_totals(timeline: Path, plan: str | None) -> RunTotals | None:
     files: list[Path] = []
     for block in reversed(blocks):
         own = sorted(block.glob("*.parquet"))
-        if files and len(files) + len(own) > GLANCED:
+        if files and len(files) + len(own) > MAX_TOTALS_FILES:
             break
         files += own
     notes = Notes()

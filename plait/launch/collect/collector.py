@@ -35,7 +35,7 @@ from plait.core.runs.evidence import RINGS, ring_path
 from plait.core.runs.host_memory import sweep_memory
 from plait.core.runs.progress import Missing
 from plait.launch.collect.metrics import Live, Loggers, MetricsTail
-from plait.launch.collect.timeline_files import MOST, Journal, Sums
+from plait.launch.collect.timeline_files import MAX_WAITING_RECORDS, Journal, Sums
 from plait.launch.health.nodes import make_room
 
 LOOK = 10.0
@@ -136,7 +136,7 @@ class Collector:
             if (found := self._open(rank)) is not None:
                 share = max(share, self._tried(found, last=False) / found.ring.header.capacity)
         waiting = max((found.journal.waiting for found in self._ranks.values() if found.journal), default=0)
-        if time.monotonic() - self._flushed > self._pause or waiting > MOST // 2:
+        if time.monotonic() - self._flushed > self._pause or waiting > MAX_WAITING_RECORDS // 2:
             self.flush()
         self._pass_on()
         self._rate = max(share / max(start - self._looked, QUICK), 0.9 * self._rate)

@@ -34,7 +34,7 @@ from plait.core.record.rollup import BLOCK, RollupSource, joined, last_steps_of_
 PART = 50
 """The smallest number of steps in a finished file of spans; a file with fewer steps is written
 again when it has grown."""
-MOST = 1 << 18
+MAX_WAITING_RECORDS = 1 << 18
 """Records that may wait to be written (18 MB); beyond that, the oldest are dropped."""
 SAMPLED = "sampled"
 """Name of the folder for spans that are kept of older steps."""
@@ -134,11 +134,11 @@ class Journal:
         self._part = path
 
     def _let_go(self) -> None:
-        """Drop the oldest unwritten records beyond ``MOST``."""
-        while len(self._spans) > 1 and self.waiting > MOST:
+        """Drop the oldest unwritten records beyond ``MAX_WAITING_RECORDS``."""
+        while len(self._spans) > 1 and self.waiting > MAX_WAITING_RECORDS:
             gone = self._spans.pop(0)
             self.lost += len(set(gone["step"].tolist()))
-        if len(self._spans) == 1 and len(self._spans[0]) > MOST:
+        if len(self._spans) == 1 and len(self._spans[0]) > MAX_WAITING_RECORDS:
             self.lost += len(set(self._spans.pop()["step"].tolist()))
 
     def _thin_out(self, path: Path) -> OSError | None:
@@ -172,9 +172,9 @@ def _last_step(part: Path) -> int:
 
 STEPS = 100
 """Number of new steps after which a growing file of sums is written again."""
-SECONDS = 60.0
+REWRITE_SECONDS = 60.0
 """Seconds after which a growing file of sums is written again, even with fewer new steps."""
-WAITING = 4
+MAX_WAITING_FILES = 4
 """Files of finished blocks that may wait for room on the disk; beyond that, the oldest are
 dropped."""
 
@@ -197,10 +197,10 @@ class SumsFile:
     """The time of the last write, seconds of the monotonic clock."""
 
     def due(self, last: bool) -> bool:
-        """Return True if enough new steps wait to be written, or for ``SECONDS``. last: any number
-        is enough."""
+        """Return True if enough new steps wait to be written, or for ``REWRITE_SECONDS``. last:
+        any number is enough."""
         new = self.last - self.written
-        return new > 0 and (last or new >= STEPS or time.monotonic() - self.at >= SECONDS)
+        return new > 0 and (last or new >= STEPS or time.monotonic() - self.at >= REWRITE_SECONDS)
 
     def write(self) -> OSError | None:
         """Write the file; return the error if writing failed. The file is replaced as a whole: a
@@ -254,7 +254,7 @@ class Sums:
         while write and self._over and not error:
             if not (error := self._over[0].write() if self._over[0].due(last=True) else None):
                 self._over.pop(0)
-        while len(self._over) > WAITING:
+        while len(self._over) > MAX_WAITING_FILES:
             self.lost += _steps(self._over.pop(0))
         for part in self._open.values():
             if write and not error and part.due(last):

@@ -35,14 +35,14 @@ from plait.core.topology.links import kind_of, rounds, slower
 
 PATIENCE = 10.0
 """Seconds that node 0 waits until all hosts have connected."""
-LONGEST = 30.0
+MEASUREMENT_TIMEOUT = 30.0
 """Timeout of one measurement, seconds."""
 EVERY_PAIR = 16
 """The largest number of hosts of which all pairs are measured; above it, pairs at distances 1, 2,
 4, ... only."""
-CLOCKS = 16
+CLOCK_EXCHANGES = 16
 """Number of message exchanges to estimate a clock's offset; the fastest one counts."""
-DISK = 16 << 20
+DISK_BYTES = 16 << 20
 """Bytes written to measure the disk."""
 _BLOCK = bytes(1 << 18)
 
@@ -52,7 +52,7 @@ class JsonConnection:
 
     def __init__(self, end: socket.socket) -> None:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        end.settimeout(LONGEST)
+        end.settimeout(MEASUREMENT_TIMEOUT)
         self.end, self._lines = end, end.makefile("rwb")
 
     def say(self, value: Any) -> None:
@@ -93,7 +93,7 @@ class ByteSink:
     @staticmethod
     def _take(end: socket.socket) -> None:
         with suppress(OSError, ValueError), end:
-            end.settimeout(LONGEST)
+            end.settimeout(MEASUREMENT_TIMEOUT)
             left = int(end.recv(20))
             end.sendall(b"+")
             while left > 0 and (got := len(end.recv(min(left, 1 << 20)))):
@@ -104,7 +104,7 @@ class ByteSink:
 def rate_to(where: Sequence[Any], nbytes: int) -> float:
     """Return the rate of one TCP stream to ``where`` (address, port), bytes per second. Raises
     OSError."""
-    with socket.create_connection((where[0], where[1]), timeout=LONGEST) as end:
+    with socket.create_connection((where[0], where[1]), timeout=MEASUREMENT_TIMEOUT) as end:
         end.sendall(f"{nbytes:>20}".encode())
         end.recv(1)
         began, left = time.perf_counter(), nbytes
@@ -124,10 +124,10 @@ def disk_of(folder: Path) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         free, began = shutil.disk_usage(folder).free, time.perf_counter()
         with draft.open("wb", buffering=0) as file:
-            for _ in range(DISK // len(_BLOCK)):
+            for _ in range(DISK_BYTES // len(_BLOCK)):
                 file.write(_BLOCK)
             os.fsync(file.fileno())
-        return {"free": free, "rate": DISK / (time.perf_counter() - began)}
+        return {"free": free, "rate": DISK_BYTES / (time.perf_counter() - began)}
     except OSError as error:
         return {"error": f"{folder}: {error.strerror or error}"}
     finally:
@@ -247,7 +247,7 @@ class CheckLeader:
             return [0.0, 0.0]
         best: tuple[float, float] | None = None
         with suppress(OSError, ValueError):
-            for _ in range(CLOCKS):
+            for _ in range(CLOCK_EXCHANGES):
                 before = time.time()
                 there = self.peers[node][0].request({"do": "clock"})
                 after = time.time()
@@ -263,7 +263,7 @@ def _link(source: str, target: str, rate: float | str, kind: str) -> dict[str, A
 
 # ---- findings ----
 
-SLOW = 1 / 4
+SLOW_RATIO = 1 / 4
 """A rate below this share of the median of its kind is reported."""
 
 
@@ -328,7 +328,7 @@ def _links(links: Sequence[Mapping[str, Any]], limits: Limits) -> list[tuple[str
             why = f"does not work: {one['error']}"
         elif rate < limits.rate:
             why = f"passes {in_rate(rate)}, less than the required {in_rate(limits.rate)}"
-        elif rate < usual * SLOW:
+        elif rate < usual * SLOW_RATIO:
             why = f"passes {in_rate(rate)}, but both hosts reach {in_rate(usual)} to others"
         else:
             continue
@@ -337,12 +337,12 @@ def _links(links: Sequence[Mapping[str, Any]], limits: Limits) -> list[tuple[str
 
 
 def _slow(rates: Mapping[str, float | None]) -> dict[str, str]:
-    """Return a description for each host whose rate is missing, or far below the median (``SLOW``).
-    rates: bytes per second by host."""
+    """Return a description for each host whose rate is missing, or far below the median
+    (``SLOW_RATIO``). rates: bytes per second by host."""
     known = {key: rate for key, rate in rates.items() if rate is not None}
     return {key: "gave no answer" for key, rate in rates.items() if rate is None} | {
         key: f"passes {in_rate(known[key])}, and the median of all is {in_rate(usual)}"
-        for key, usual in slower(known, SLOW).items()
+        for key, usual in slower(known, SLOW_RATIO).items()
     }
 
 

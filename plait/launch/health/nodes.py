@@ -26,7 +26,7 @@ from plait.core.base.errors import LaunchError
 
 UNKNOWN = -1
 """Marker of an unknown number, or of no limit."""
-LATE = 30.0
+MAX_CLOCK_OFFSET = 30.0
 """Seconds that a clock may be off; the run folder's files are compared by their times."""
 LEAST_SHARED = 1 << 30
 """Bytes of /dev/shm that NCCL needs for a node's ranks; containers have 64 MiB by default."""
@@ -135,7 +135,7 @@ def judge(reports: Mapping[str, NodeReport], came: Mapping[str, float]) -> Prefl
         elif one.plait and (one.plait, one.torch) != (own.plait, torch):
             has, wants = f"{one.plait} and PyTorch {one.torch or 'none'}", f"{own.plait} and {torch or 'none'}"
             unfit[host] = f"it has Plait {has}, and {'the launcher' if torch == own.torch else 'others'} {wants}"
-        if one.clock and abs(off := one.clock - came[host]) > LATE:
+        if one.clock and abs(off := one.clock - came[host]) > MAX_CLOCK_OFFSET:
             remarks.append(f"the clock of {host} is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}")
         if one.asked and 0 <= one.shared < LEAST_SHARED:
             remarks.append(f"/dev/shm of {host} has {one.shared >> 20} MiB free; NCCL wants 1 GiB")

@@ -17,7 +17,7 @@ from typing import Literal
 from plait.core.base.errors import LaunchError, PlaitError
 from plait.formats.kubernetes.manifests import HOSTNAME, RUN, Object, PodRun
 from plait.launch.kubernetes.api import KubernetesNamespace, NotFound, Unavailable
-from plait.launch.kubernetes.lost import WORTH, Backoff, LostPods, successor
+from plait.launch.kubernetes.lost import RENEWAL_BACKOFF, Backoff, LostPods, successor
 from plait.launch.kubernetes.objects import (
     Objects,
     PodLog,
@@ -240,7 +240,7 @@ class _FollowedRun:
         self.fence.look(pods)
         if self.stopped:
             return None
-        if self.next or self.backoff.left(pods, self.pods.gone()) > WORTH:
+        if self.next or self.backoff.left(pods, self.pods.gone()) > RENEWAL_BACKOFF:
             self._renew(workload)
         if self.next:
             return None

@@ -138,7 +138,7 @@ def _terminating(pod: Object) -> bool:
 
 FIRST, LONGEST = 10.0, 360.0
 """A Job's backoff after the first failed pod and at most, seconds."""
-WORTH = 45.0
+RENEWAL_BACKOFF = 45.0
 """Seconds of backoff that cost more than a new Job."""
 
 

@@ -207,7 +207,7 @@ LONGEST = 5.0
 attempt."""
 PAUSE = 0.5
 """Seconds before a broken connection is opened again."""
-KEPT = 16_384
+KEPT_LOG_BYTES = 16_384
 """Number of bytes kept of a log's end."""
 
 
@@ -335,7 +335,7 @@ class PodLog:
                 return
 
     def _show(self, text: bytes) -> None:
-        self._shown = (self._shown + text)[-KEPT:]
+        self._shown = (self._shown + text)[-KEPT_LOG_BYTES:]
         with suppress(OSError, ValueError):  # the reader has closed the output
             self._sink.write(text)
             self._sink.flush()

@@ -48,7 +48,7 @@ PodOrder = Callable[[Plan, GrantedNodes, Path], tuple[Sequence[str], str]]
 """A function that returns the best order of nodes for a plan, by the topology in a file, and a
 sentence that explains it. It raises PlaitError if there is none."""
 AGENT = command_of(programs.AGENT)
-AGAIN = (1, 128 + signal.SIGTERM)
+RETRY_STATUSES = (1, 128 + signal.SIGTERM)
 """Exit statuses of a run after which another start on other nodes may succeed."""
 GUARDS = 2
 """The number of pods that delete pods of lost nodes, so that no follower is needed: the first two,
@@ -146,7 +146,7 @@ class _Launcher:
         began."""
         self._stopped = self._stopped or bool(self.signals)
         pods = _for_pods(status)
-        if pods not in AGAIN or self.plan is None:
+        if pods not in RETRY_STATUSES or self.plan is None:
             return pods
         most = self.said["restarts"]
         if not self._stopped and most == 0:
@@ -243,7 +243,7 @@ class _Launcher:
         otherwise they wait for the next launcher."""
         agents, own, self._agents, self._own = self._agents, self._own, None, None
         pods = ended[0].pods if ended else 1
-        if agents and pods is not None and pods not in AGAIN:
+        if agents and pods is not None and pods not in RETRY_STATUSES:
             agents.done(pods)  # otherwise they wait for another launcher, in this pod or its replacement
         if agents:
             agents.__exit__(None, None, None)
@@ -295,7 +295,7 @@ def with_replacements(table: RankTable, hosts: Sequence[str]) -> RankTable:
 
 def _for_pods(status: int) -> int:
     """Return the pods' exit status for a run that ended with ``status``."""
-    return status if status == 0 or status in AGAIN else DO_NOT_RETRY
+    return status if status == 0 or status in RETRY_STATUSES else DO_NOT_RETRY
 
 
 @contextmanager

@@ -128,13 +128,13 @@ AgentMessage = Done | Hello | Begin | Refused | RankConnection | Go | Halted | E
 KINDS = (Done, Hello, Begin, Refused, RankConnection, Go, Halted, Ended, Signalled, Kill, Alive)
 
 
-FIRST = 4096
+FIRST_MESSAGE_BYTES = 4096
 """The largest size of a connection's first message, in bytes."""
-SOON = 30.0
+FIRST_MESSAGE_SECONDS = 30.0
 """Seconds within which a new connection must send its first message."""
 MAX_UNIDENTIFIED = 256
 """Unidentified connections that are read at a time; beyond that, the oldest is closed."""
-TAKEN = 64
+MAX_UNREAD = 64
 """The largest number of connections that are accepted before the accepted ones are read."""
 
 
@@ -182,13 +182,13 @@ class AgentPort:
                     self._take()
                 else:
                     self._hear(key.data)
-            late = time.monotonic() - SOON
+            late = time.monotonic() - FIRST_MESSAGE_SECONDS
             for line in [line for line, (_, since) in self._strangers.items() if since < late]:
                 self._dismiss(line)
         return self._known.popleft() if self._known else None
 
     def _take(self) -> None:
-        for _ in range(TAKEN):
+        for _ in range(MAX_UNREAD):
             try:
                 end, _ = self._listener.accept()
             except BlockingIOError:
@@ -203,7 +203,7 @@ class AgentPort:
                 continue
             if len(self._strangers) == MAX_UNIDENTIFIED:
                 self._dismiss(next(iter(self._strangers)))
-            line = MessageLine[AgentMessage](end, KINDS, most=FIRST)
+            line = MessageLine[AgentMessage](end, KINDS, most=FIRST_MESSAGE_BYTES)
             self._strangers[line] = end, time.monotonic()
             self._selector.register(line, selectors.EVENT_READ, line)
 

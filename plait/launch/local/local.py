@@ -31,7 +31,7 @@ from plait.core.base.process import adopting, command_of, end_all, process_state
 from plait.core.runs.channel import LONGEST, Channel
 from plait.launch.hang import kernel_state
 from plait.launch.health.nodes import make_room
-from plait.launch.watch import ALONE, RankProcess, RunGuard, Watch, catching_signals, say
+from plait.launch.watch import NO_CHECKS, RankProcess, RunGuard, Watch, catching_signals, say
 
 
 class Child(Protocol):
@@ -125,7 +125,7 @@ def run_ranks(
     logs: Path,
     *,
     timeout: float,
-    guard: RunGuard = ALONE,
+    guard: RunGuard = NO_CHECKS,
     signals: deque[int] | None = None,
 ) -> int:
     """Run all ranks until they end. Returns 0, or 128 + signal if they were asked to stop and have
@@ -190,7 +190,7 @@ def unkillable(name: str, pid: int) -> str:
 PATIENCE = 120.0
 """Seconds to wait for the warm process's imports, on a slow disk; after that, ranks are started
 without it."""
-FORKING = 10.0
+FORK_TIMEOUT = 10.0
 """Seconds to wait for the fork of a rank."""
 
 
@@ -238,7 +238,7 @@ class ForkServer:
                 return None
             with adopting():
                 socket.send_fds(self._line, [said], files)
-                answer = self._line.recv(64) if _any_of([self._line], FORKING) else b""
+                answer = self._line.recv(64) if _any_of([self._line], FORK_TIMEOUT) else b""
         except OSError:
             return None
         return Forked(int(answer)) if answer else None

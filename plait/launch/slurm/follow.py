@@ -40,7 +40,7 @@ from plait.launch.slurm.commands import GONE, WAITING, SlurmJobState, SubmittedS
 from plait.launch.slurm.job import next_job
 from plait.launch.watch import catching_signals, say
 
-GLANCE = 0.5
+LOG_POLL_SECONDS = 0.5
 """Seconds between two reads of the log."""
 NOT_STARTED = "launch_failed_requeued_held"
 """Slurm's reason for a job that it holds because a node could not start it."""
@@ -126,7 +126,7 @@ class _Following:
         """Wait until the controller may be queried again. now: the job's last known state."""
         end = time.monotonic() + slurm.LOOK
         while time.monotonic() < end and not self.signals:
-            time.sleep(min(GLANCE, slurm.LOOK))
+            time.sleep(min(LOG_POLL_SECONDS, slurm.LOOK))
             self.log.copy()
         if self.signals:  # by the last known state: the controller is not queried earlier
             self._stop(now)

@@ -34,7 +34,7 @@ Margins = Mapping[str, Mapping[str, float]]
 RATE, LAST = 0.07, 0.28
 """Step sizes by which margins move, in log seconds. RATE: of every level. LAST: of the last level,
 whose groups have the fewest jobs."""
-SHRINK = 100.0
+PRIOR_JOBS = 100.0
 """Number of jobs as which a margin of zero counts in a group's first margin."""
 
 
@@ -69,7 +69,7 @@ def first_margins(
         for at, group in enumerate(groups.tolist()):
             here = where == at
             known = int(ended[here].sum())
-            weight = 1.0 if number == 0 else known / (known + SHRINK)
+            weight = 1.0 if number == 0 else known / (known + PRIOR_JOBS)
             found[name][group] = weight * first_margin(logs[here], said[here], level, ended[here])
             said[here] += found[name][group]
     return found

@@ -32,11 +32,11 @@ BUCKET = 600.0
 """Seconds of a bucket: the paper's label is the number of 10-minute intervals."""
 FEWEST = 500
 """Minimum number of ended jobs for a model; with fewer, running statistics are used."""
-FADING = 0.5
+HALF_WEIGHT_AGE = 0.5
 """Age at which a job's weight is one half, as a fraction of the time since the first job."""
 LONGEST = 20.0
 """Maximum log seconds: no job runs for 15 years."""
-SHRINK = 20.0
+PRIOR_JOBS = 20.0
 """Weight, in jobs, of the surrounding group's mean."""
 VERSION = 2
 ABOUT = "model.json"
@@ -100,8 +100,8 @@ def labels_of(known: Features, categories: Mapping[str, tuple[str, ...]]) -> Lab
 class GroupMeans:
     """Mean log seconds by kind and group: jobs of one number of GPUs, of one cluster, of both.
 
-    A group's mean is shrunk towards the mean of the group around it, with the weight of ``SHRINK``
-    jobs, since most groups are small. The mean of the last ended jobs (``features``) is shrunk
+    A group's mean is shrunk towards the mean of the group around it, with the weight of
+    ``PRIOR_JOBS`` jobs, since most groups are small. The mean of the last ended jobs (``features``) is shrunk
     likewise, towards the mean of all time.
     """
 
@@ -114,7 +114,7 @@ class GroupMeans:
         around, found = np.full(len(logs), float(logs.mean())), dict[str, dict[str, float]]()
         for kind in _chain(labels):
             groups, where = np.unique(np.asarray(labels[kind], str), return_inverse=True)
-            moved = np.bincount(where, logs - around) / (np.bincount(where) + (SHRINK if found else 0.0))
+            moved = np.bincount(where, logs - around) / (np.bincount(where) + (PRIOR_JOBS if found else 0.0))
             around = around + moved[where]
             means = np.bincount(where, around) / np.bincount(where)
             found[kind] = dict(zip(groups.tolist(), means.tolist(), strict=True))
@@ -129,7 +129,7 @@ class GroupMeans:
             return found
         count = np.minimum(known.column(f"{kind}:count"), WINDOW)
         recent = np.where(count > 0, known.column(f"{kind}:mean"), found)
-        return (found + (count * recent + SHRINK * found) / (count + SHRINK)) / 2
+        return (found + (count * recent + PRIOR_JOBS * found) / (count + PRIOR_JOBS)) / 2
 
     def _of(self, labels: Labels, job: int) -> float:
         """Return the mean log seconds of the most specific group of a job that is known."""
@@ -216,7 +216,7 @@ def fit(
     own = {name: categories[name] for name in known.categorical}
     where = [known.names.index(name) for name in known.categorical]
 
-    newer = 0.5 ** (np.linspace(1, 0, len(logs)) / FADING)
+    newer = 0.5 ** (np.linspace(1, 0, len(logs)) / HALF_WEIGHT_AGE)
 
     def train(target: Floats, rows: NDArray[np.bool_] = ended, weight: Floats | None = None, **more: Any) -> Any:
         data = gbm.Dataset(

@@ -106,8 +106,8 @@ def _reserved(number: int, zone: LiveZone, places: Mapping[str, int], now: float
     return Reservation(number=number, planned=planned, zone=Zone(nodes=nodes, spares=[]), closed=now >= zone.due)
 
 
-GOES_ON = 1e9
-"""Seconds assumed for a running job of unknown length."""
+UNKNOWN_RUN_SECONDS = 1e9
+"""Seconds that a running job of unknown length is assumed to run on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ def _appended(past: Trace, jobs: Sequence[WaitingJob]) -> Trace:
     categories = {name: _extended(category, name, jobs) for name, category in past.categories.items()}
     return replace(
         past, id=(*past.id, *("" for _ in jobs)), first=first, submit=np.append(past.submit, submit),
-        begin=np.append(past.begin, submit), duration=np.append(past.duration, np.full(len(jobs), GOES_ON)),
+        begin=np.append(past.begin, submit), duration=np.append(past.duration, np.full(len(jobs), UNKNOWN_RUN_SECONDS)),
         gpus=np.append(past.gpus, [job.gpus for job in jobs]), numbers=numbers, categories=categories,
         preemptible=np.append(past.preemptible, np.zeros(len(jobs), bool)),
         priority=np.append(past.priority, np.zeros(len(jobs), np.int64)),

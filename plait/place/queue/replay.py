@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from plait.place.queue.admission import Admission, Decision, QueuedJobs, QueuePolicy
 from plait.place.queue.pool import OUTSIDE, Held, NodePool, QueueMeter, Series
 from plait.place.queue.reservation import (
-    NOTHING,
+    NO_ZONE,
     ClusterShape,
     KeptZone,
     Planned,
@@ -339,7 +339,7 @@ class _Replay:
             zone=tuple(zone.nodes), spares=tuple(zone.spares), pp_spread=zone.pp_spread, dp_spread=zone.dp_spread,
             end=self.now,
         )  # fmt: skip
-        self._reserve(reservation, NOTHING)
+        self._reserve(reservation, NO_ZONE)
         for other in self.reserved:
             if not other.zone.nodes and not other.closed and self.now > other.planned.announced:
                 self._announce(other)

@@ -210,7 +210,7 @@ class KeptZone:
     end: float | None = None
 
 
-NOTHING = Zone(nodes=[], spares=[])
+NO_ZONE = Zone(nodes=[], spares=[])
 """The zone of a planned job without reserved nodes: before the announcement and after the end."""
 
 
@@ -222,7 +222,7 @@ class Reservation:
 
     number: int
     planned: Planned
-    zone: Zone = NOTHING
+    zone: Zone = NO_ZONE
     closed: bool = False
     kept: KeptZone = field(default_factory=KeptZone)
 

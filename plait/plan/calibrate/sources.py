@@ -54,7 +54,7 @@ from plait.plan.read_config import read_configuration
 
 HEAD = 1 << 20
 """Number of bytes at the start of a JSON document that are searched to detect its kind."""
-UNLIKE = 3.0
+MAX_STEP_RATIO = 3.0
 """Factor between a log's step time and its prediction beyond which no constants are fitted to the
 log."""
 APART, LEAST_APART = 2.0, 0.1
@@ -206,7 +206,7 @@ def leave_out_other_runs(sources: Sources, cluster: Cluster) -> None:
     unlike = dict[str, str]()
     for run in sources.runs:
         predicted = predicted_seconds(cluster, [run.priced_step(cluster.device)])[0]
-        if isinstance(run, LoggedRun) and not 1 / UNLIKE <= run.seconds / predicted <= UNLIKE:
+        if isinstance(run, LoggedRun) and not 1 / MAX_STEP_RATIO <= run.seconds / predicted <= MAX_STEP_RATIO:
             unlike[run.folder] = f"{run.seconds:.4g} s a step, and {predicted:.4g} s predicted for {cluster.name}"
     sources.runs = [run for run in sources.runs if run.folder not in unlike]
     for file, said in unlike.items():
@@ -368,9 +368,9 @@ def contradictions(name: str, values: Mapping[str, tuple[float, float]]) -> list
 # ---- collectives faster than their links ----
 
 
-FREE = {"across.share": (1e9, 0.0), "across.latency": (1e-9, 0.0), "across.hop": (1e-9, 0.0)}
+FREE_LINKS = {"across.share": (1e9, 0.0), "across.latency": (1e-9, 0.0), "across.hop": (1e-9, 0.0)}
 """Constants of links between nodes that take no time."""
-BLAMED = 0.5
+INSIDE_SHARE = 0.5
 """Share of a measured time between nodes from which on the links inside nodes explain it, so that
 no time is left for the links between nodes."""
 
@@ -384,11 +384,11 @@ def why_too_fast(cluster: Cluster, profile: Profile) -> str:
     curves = [one for one in profile.collectives if one.group.nodes > 1 and one.group.per_node > 1 and one.points]
     if not curves:
         return ""
-    free = with_constants(cluster, FREE, source="supposed", date=profile.date)
+    free = with_constants(cluster, FREE_LINKS, source="supposed", date=profile.date)
     largest = max(curves, key=lambda one: one.points[-1].bytes)
     point, group = largest.points[-1], largest.group
     inside = float(rates.collective(free, largest.kind, point.bytes, group.ranks, group.stride))
-    if inside < BLAMED * point.seconds:
+    if inside < INSIDE_SHARE * point.seconds:
         return ""
     share = constant_of(cluster, "inside.share").value
     return (

@@ -51,7 +51,7 @@ MEMORY_STEP = 1 << 28
 """Unit in bytes to which suggested memory limits are rounded up."""
 TRIES = 4
 """Maximum number of values tried in place of a condition, the nearest first."""
-LOOKED_AT = 4096
+MAX_ARRANGEMENTS = 4096
 """Maximum number of rank arrangements whose values are compared."""
 SHOWN = 8
 """Maximum number of values listed in a message."""
@@ -263,7 +263,7 @@ class InfeasibilityDiagnosis:
         if not condition.name or condition.name == "memory":
             return []
         values = set[int]()
-        for columns in islice(arrangements(request), LOOKED_AT):
+        for columns in islice(arrangements(request), MAX_ARRANGEMENTS):
             values |= columns.get(condition.name, set())
         sign = condition.constraint.sign if condition.constraint else "="
         if sign[0] in "<>":

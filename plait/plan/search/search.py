@@ -100,7 +100,7 @@ FIRST, BLOCK = 1 << 10, 1 << 15
 """FIRST, BLOCK: number of strategies whose memory is computed at once, fastest first. It starts at
 FIRST, since often these are enough, and grows by a factor of 8 up to BLOCK. It does not start
 lower: memory is traced once for all strategies of a block."""
-WALKED = 1 << 5
+FIRST_TRACED = 1 << 5
 """Number of strategies whose memory is computed at first, in place of ``FIRST``, for models in
 which every kind of strategy needs a memory trace of its own."""
 SURE = 1 << 5
@@ -112,7 +112,7 @@ computed twice."""
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
 """Columns of ``StrategyTable`` that a user would call different strategies; other columns are
 tuning. Strategies equal in these columns are a family, which its fastest member represents."""
-ROOMS = (2, 8)
+AROUND_DIVISORS = (2, 8)
 """Divisors of the space's size ``most``. They give the number of strategies searched around the
 best arrangements of ranks: first around the best of the space, then around the best of that search.
 """
@@ -154,7 +154,7 @@ def search(
             return search(last, cluster, precision, keep=keep, most=most)
         raise
     found = [first]
-    for part in ROOMS:
+    for part in AROUND_DIVISORS:
         best = _joined(found, keep).points
         more, short = _Search(request, cluster, precision, keep).run(_around(request, best, short, most // part))
         found.append(more)
@@ -225,7 +225,7 @@ class _Search:
         order, rough = np.argsort(seconds, kind="stable"), list[_Rough]()
         found, memory = np.zeros(0, dtype=np.int64), np.zeros(0)  # indices of strategies, the first of their families
         nearly = np.zeros(0, dtype=np.int64)
-        start, size, among = 0, WALKED if self.walked else FIRST, space.degrees()[0]
+        start, size, among = 0, FIRST_TRACED if self.walked else FIRST, space.degrees()[0]
         while start < len(order) and len(found) < self.keep:
             here = order[start : start + size]
             rough.append(self._rough(space.take(here), among))

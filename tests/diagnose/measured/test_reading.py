@@ -16,7 +16,7 @@ from plait.core.base.numbers import LARGEST, MOST_SECONDS
 from plait.diagnose.measured import reading
 from plait.diagnose.measured import run_files as metrics
 from plait.diagnose.measured.reading import read_run
-from plait.diagnose.measured.run_files import TIMES
+from plait.diagnose.measured.run_files import LATEST_TIME
 from plait.diagnose.report import explain
 from tests.support.recordings.made import Job, write_run
 
@@ -213,7 +213,7 @@ def test_without_a_plan_all_count_as_equals(run: Path) -> None:
     [
         ("seconds", MOST_SECONDS, True), ("seconds", MOST_SECONDS * 1.01, False), ("seconds", 0, True),
         ("seconds", -1e-9, False), ("restart_seconds", MOST_SECONDS * 1.01, False),
-        ("started", TIMES, True), ("started", TIMES * 1.01, False), ("ended", -1, False),
+        ("started", LATEST_TIME, True), ("started", LATEST_TIME * 1.01, False), ("ended", -1, False),
         ("step", -1, True), ("step", -2, False), ("resumed", LARGEST + 1, False),
         ("skipped", -2, False), ("loss", -2, True), ("loss", -1.1e300, False), ("step", "-9", True),
         ("seconds", None, True),

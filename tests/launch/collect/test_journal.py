@@ -94,7 +94,7 @@ def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_what_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.launch.collect.timeline_files.MOST", 100)
+    monkeypatch.setattr("plait.launch.collect.timeline_files.MAX_WAITING_RECORDS", 100)
     header = this_process(rank=0, world=1)
     recorder = Recorder(RankDevice(torch.device("cpu")), RingWriter(None, header))
     (tmp_path / "timeline").write_text("in the way")
@@ -160,7 +160,7 @@ def test_an_unusual_step_is_longer_by_a_quarter_and_by_eight_deviations(
 
 
 def test_of_what_cannot_be_written_one_large_part_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.launch.collect.timeline_files.MOST", 4)
+    monkeypatch.setattr("plait.launch.collect.timeline_files.MAX_WAITING_RECORDS", 4)
     header = this_process(rank=0, world=1)
     recorder = Recorder(RankDevice(torch.device("cpu")), RingWriter(None, header))
     (tmp_path / "timeline").write_text("in the way")

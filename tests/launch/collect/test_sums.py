@@ -21,7 +21,7 @@ from plait.core.record.timeline import Notes
 from plait.diagnose.measured.reading import glance, read_run, read_timeline
 from plait.diagnose.measured.tables import read_tables, read_totals, timeline_files
 from plait.diagnose.rank_map import by_segment, heat_of_segments
-from plait.launch.collect.timeline_files import STEPS, WAITING, Sums
+from plait.launch.collect.timeline_files import MAX_WAITING_FILES, STEPS, Sums
 
 TIER = "unit"
 
@@ -83,7 +83,7 @@ def test_a_file_waits_until_it_pays_or_is_the_last(tmp_path: Path, monkeypatch: 
     before = (tmp_path / "rollup" / files(tmp_path, "rollup")[0]).stat().st_mtime_ns
     assert sums.flush() is None
     assert (tmp_path / "rollup" / files(tmp_path, "rollup")[0]).stat().st_mtime_ns == before
-    monkeypatch.setattr("plait.launch.collect.timeline_files.SECONDS", 0.0)
+    monkeypatch.setattr("plait.launch.collect.timeline_files.REWRITE_SECONDS", 0.0)
     assert sums.flush() is None
     assert sums.written(ring(0)) == Sums(tmp_path, range(1)).written(ring(0)) == STEPS
 
@@ -134,7 +134,7 @@ def test_a_full_disk_is_waited_for_and_costs_blocks_that_are_over(tmp_path: Path
     folder = tmp_path / "timeline"
     folder.write_text("in the way")
     sums = Sums(folder, range(1))
-    blocks = WAITING + 3
+    blocks = MAX_WAITING_FILES + 3
     for first in range(0, 1000 * blocks, 500):
         sums.add(ring(0), records(range(first, first + 500)))
         assert isinstance(sums.flush(), OSError)

@@ -147,8 +147,8 @@ KIB = 1 << 10
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_check, "DISK", 1 << 18)
-    monkeypatch.setattr(self_check, "CLOCKS", 3)
+    monkeypatch.setattr(self_check, "DISK_BYTES", 1 << 18)
+    monkeypatch.setattr(self_check, "CLOCK_EXCHANGES", 3)
 
 
 def hang_up(peer: JsonConnection) -> None:
@@ -250,7 +250,7 @@ def test_a_host_that_is_gone_leaves_out_its_answers(tmp_path: Path, monkeypatch:
     peer, theirs = pair_of()
     gone = {"node": 1, "host": "n1", "where": ("127.0.0.1", own_port())}
     theirs.close()
-    monkeypatch.setattr(self_check, "DISK", 1 << 18)
+    monkeypatch.setattr(self_check, "DISK_BYTES", 1 << 18)
     leader = CheckLeader(CheckedHost(0, "127.0.0.1", tmp_path, KIB), {1: (peer, gone)}, 2)
     assert list(leader.request({0: {"do": "clock"}, 1: {"do": "clock"}})) == [0]
     found = leader.report()

@@ -9,7 +9,7 @@ import pytest
 
 from plait.formats.kubernetes.manifests import RUN
 from plait.launch.kubernetes import lost as kubernetes_renewal
-from plait.launch.kubernetes.lost import LONGEST, WORTH, Backoff, successor
+from plait.launch.kubernetes.lost import LONGEST, RENEWAL_BACKOFF, Backoff, successor
 from tests.support.kubernetes.in_memory import a_run
 
 TIER = "unit"
@@ -50,7 +50,7 @@ def test_each_failed_pod_doubles_the_wait_as_the_controller_does(scene: Scene) -
     for wait in (10.0, 20.0, 40.0, 80.0, 160.0, 320.0, LONGEST, LONGEST):
         scene.fails()
         assert scene.left() == wait
-        assert (wait > WORTH) == (wait >= 80.0)  # three failures are waited for, and the fourth is not
+        assert (wait > RENEWAL_BACKOFF) == (wait >= 80.0)  # three failures are waited for, and the fourth is not
         scene.now += wait / 2
         assert scene.left() == wait / 2
         scene.again()

@@ -196,7 +196,7 @@ def test_a_pod_is_not_followed_beside_another(cluster: Made) -> None:
 
 
 def test_of_a_long_log_the_end_is_kept_and_nobody_has_to_look(cluster: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_watch, "KEPT", 6)
+    monkeypatch.setattr(kubernetes_watch, "KEPT_LOG_BYTES", 6)
     cluster.logs = [[b"2026-01-01T00:00:00Z " + word for word in (b"one",)], [b"x"]]
     sink = io.BytesIO()
     sink.close()

@@ -100,7 +100,7 @@ def test_whatever_a_stranger_says_is_the_end_of_its_connection(open_door: AgentP
 
 
 def test_those_that_say_nothing_keep_nobody_waiting(open_door: AgentPort, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "SOON", 1e9)  # they are not even given up
+    monkeypatch.setattr(door, "FIRST_MESSAGE_SECONDS", 1e9)  # they are not even given up
     silent = [knock(open_door, b"") for _ in range(30)]
     with knock(open_door, message("RankConnection", word=WORD, rank=3)):
         assert first(open_door) == RankConnection(WORD, 3)
@@ -109,7 +109,7 @@ def test_those_that_say_nothing_keep_nobody_waiting(open_door: AgentPort, monkey
 
 
 def test_one_that_says_nothing_is_given_up_after_a_while(open_door: AgentPort, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "SOON", -1.0)
+    monkeypatch.setattr(door, "FIRST_MESSAGE_SECONDS", -1.0)
     with knock(open_door, b"") as silent:
         silent.settimeout(0.0)
 

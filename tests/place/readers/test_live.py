@@ -69,7 +69,7 @@ def test_commands_that_fail_are_named(path: Path, monkeypatch: pytest.MonkeyPatc
     command(path, "squeue", SQUEUE)
     with pytest.raises(JobError, match="scontrol show topology: no format of a topology is recognised"):
         read_topology("slurm:")
-    monkeypatch.setattr(readers, "SECONDS", 0.2)
+    monkeypatch.setattr(readers, "COMMAND_TIMEOUT", 0.2)
     command(path, "scontrol", "#!/bin/sh\nexec sleep 10\n")
     with pytest.raises(JobError, match=r"has not answered within 0 s"):
         read_topology("slurm:")
@@ -83,7 +83,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *answers: tuple[int, bytes, bytes]) -
     started: list[Sequence[str]] = []
 
     def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-        assert options["timeout"] == readers.SECONDS and options["capture_output"]
+        assert options["timeout"] == readers.COMMAND_TIMEOUT and options["capture_output"]
         started.append(command)
         return subprocess.CompletedProcess(command, *answers[len(started) - 1])
 
