@@ -90,7 +90,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.toml").write_text(JOB.format(steps=WARM + options.steps))
-        plait(folder, "profile", "job.toml", "--on", lab(options), "--out", "profile.json", "--seconds", "60")
+        plait(folder, "measure", "machine", "job.toml", "--on", lab(options), "seconds=60")
         job = Job.read(folder / "job.toml").named("job")
         planner = Planner(job, find_cluster(job), vocab=256)
         best = planner.answer().candidates

@@ -77,7 +77,7 @@ def write_tokenizer(path: Path) -> None:
 
 def prepare(text: Path, tokenizer: Path, out: Path) -> list[str]:
     """The command."""
-    return [sys.executable, "-m", "plait.cli.main", "data", "prepare", str(text), "--tokenizer", str(tokenizer),
+    return [sys.executable, "-m", "plait.cli.main", "data", "prepare", str(text), f"tokenizer={tokenizer}",
             "--out", str(out), "--json"]  # fmt: skip
 
 

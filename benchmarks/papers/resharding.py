@@ -93,7 +93,7 @@ def _many(name: str) -> Moved:
 
 
 def _command(source: str, destination: str, shape: tuple[int, ...], *more: str) -> str:
-    words = ["plait", "reshard", "--from", source, "--to", destination, "--shape", ",".join(map(str, shape))]
+    words = ["plait", "reshard", source, destination, f"shape={','.join(map(str, shape))}"]
     return shlex.join([*words, "dtype=int32", "nic=10gbit", "latency=0s", *more])
 
 

@@ -24,7 +24,7 @@ TIMEOUT = 600.0
 MOST_RANKS, MOST_EACH = 64, 8
 """The largest number of ranks on this machine: in total, and per core; the larger limit holds."""
 MOST_HERE = 8
-"""The largest number of ranks on CPUs, if the user gives none."""
+"""The largest number of ranks on CPUs that are started if the user gives none."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ProfileAnswer(Shown):
     ignored: IgnoredInput | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return seconds, bytes per second and FLOP/s."""
+        """Return the profile's measurements in seconds, bytes per second and FLOP/s, for JSON."""
         found = self.profile
         products = sorted(one.rate for one in found.products)
         return {
@@ -96,8 +96,8 @@ class ProfileAnswer(Shown):
         yield f"{self.file} holds it all"
 
     def _modules(self) -> Table:
-        """Return a row for each module and degree of tensor parallelism, with a column for each
-        phase."""
+        """Return a table of milliseconds: a row for each module and degree of tensor parallelism, a
+        column for each phase."""
         modules = self.profile.modules
         taken = {(one.site, one.tp, one.phase): one.seconds * 1e3 for one in modules}
         header = ("module, ms", "tp", *(Column(phase, ".3g", none="") for phase in PHASES))
@@ -160,17 +160,18 @@ class ProfileRequest:
 
         if not LEAST_SECONDS <= self.seconds < 1e6:
             fix = f"Allowed: at least {LEAST_SECONDS:g}"
-            raise JobError(f"{self.seconds:g} is not allowed", key="--seconds", fix=fix)
+            raise JobError(f"{self.seconds:g} is not allowed", key="seconds", fix=fix)
         if self.nodes_per_minipod < 0:
             problem = f"{self.nodes_per_minipod} is not allowed"
-            raise JobError(problem, key="--nodes-per-minipod", fix="Allowed: at least 0")
+            raise JobError(problem, key="nodes_per_minipod", fix="Allowed: at least 0")
 
 
 def profile_machine(
     out: Path, place: LaunchTarget, request: ProfileRequest | None = None, *, quiet: bool = False
 ) -> ProfileAnswer | int:
-    """Measure a launch target with ranks that write the profile to ``out``. Return the exit status
-    of ranks that fail. quiet: True if ranks print nothing. Raises JobError and LaunchError."""
+    """Measure a launch target with ranks that write the profile to ``out``; return the profile, or
+    the exit status if ranks fail. request: options; None: defaults. quiet: True if ranks print
+    nothing. Raises JobError for impossible numbers, LaunchError if ranks cannot be started."""
     from plait.api.ranks import RankSet
     from plait.core.base.errors import need
     from plait.core.base.files import explained
@@ -201,20 +202,18 @@ def _ranks(requested: int | None, job: Job | None, place: LaunchTarget) -> int:
     from plait.plan.explain.job_cluster import ranks_here
 
     if requested is not None and requested < 1:
-        raise JobError(f"{requested} is not allowed", key="--world-size", fix="Allowed: at least 1")
+        raise JobError(f"{requested} is not allowed", key="world_size", fix="Allowed: at least 1")
     if place.world_size is not None:
         if requested not in (None, place.world_size):
             raise JobError(
-                f"{requested} are not the {place.world_size} ranks of --on", key="--world-size", fix="Leave it out"
+                f"{requested} are not the {place.world_size} ranks of --on", key="world_size", fix="Leave it out"
             )
         return place.world_size
     if requested is not None:
         most = max(MOST_RANKS, MOST_EACH * usable_cores())
         if requested > most:
             fix = "Ranks are processes of this machine; on several, start them with torchrun (docs/profile.md)"
-            raise JobError(
-                f"{requested:,} are more than the {most:,} that are started here", key="--world-size", fix=fix
-            )
+            raise JobError(f"{requested:,} are more than the {most:,} that are started here", key="world_size", fix=fix)
         return requested
     if job:
         return ranks_here(job.run.device, on_cpu=job.world_size)

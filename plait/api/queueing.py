@@ -92,7 +92,8 @@ class ReplayOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed(Shown):
-    """The outcome of every policy."""
+    """Results of a replay. jobs: the replayed ones. policies: a summary for each policy; outcomes:
+    the same in full."""
 
     replay: ReplayOptions
     trace: Trace
@@ -303,7 +304,7 @@ class ReplaySettings:
     these nodes to numbers. policy: names, separated by commas. overlay, load: copies of the trace,
     or the share of all GPUs that they request. window: time during which jobs arrive. late: jobs
     that still run when the planned job is due are preempted, or delay it. checkpoint, replan,
-    level: as in ``ReplayOptions``.
+    level: as in ``ReplayOptions``. format, columns: of the trace, as in ``replay_queue``.
     """
 
     nodes: Count = 2000
@@ -326,6 +327,8 @@ class ReplaySettings:
     checkpoint: str = "1h"
     replan: str = "10m"
     level: float = 0.9
+    format: str = ""
+    columns: str = ""
 
     def replay(self, on_remarks: Callable[[Remarks], None]) -> ReplayOptions:
         """Return the replay with these settings. on_remarks: called with remarks on the topology.

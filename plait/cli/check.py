@@ -10,23 +10,27 @@ from typing import Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.terminal import grouped
+from plait.cli.commands import AsJson
 
 
 def doctor(
-    folder: Annotated[Path, typer.Option(help="Where runs go: whether it can be written, and its disk.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where runs go: whether it can be written, and its disk.")
+    ] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report.")] = False,
 ) -> None:
-    """Look what this machine has, what is missing, and what to do: versions, devices, limits,
-    clusters.
+    """Show what this machine has and lacks, and what to do.
+
+    It looks at versions, devices, limits and clusters.
 
     fine: it works. look: it works, and is slow or risky, or only some need it. missing: it does not
     work; the exit status is 1 then. plait check measures links and disks of several hosts.
+
+    Examples:
+        plait doctor
+        plait doctor --json
     """
     from plait.api.health import examine_machine
-    from plait.cli import terminal
 
     terminal.aside("looking; importing PyTorch takes longest ...")
     found = examine_machine(folder)
@@ -45,24 +49,33 @@ class LimitOptions:
     disk: Annotated[float, typer.Option(metavar="MB/S", help="MB/s that every host must write to the disk.")] = 10.0
 
 
-@grouped
 def check(
     wanted: LimitOptions,
     on: Annotated[
-        str, typer.Option(help="Where, as for plait train: local, lab:HOSTSxRANKS@RATE, or slurm inside of a job.")
+        str,
+        typer.Option(
+            metavar="PLACE", help="Where, as for plait train: local, lab:HOSTSxRANKS@RATE, or slurm inside of a job."
+        ),
     ] = "local",
-    nodes: Annotated[int, typer.Option(help="How many hosts, where --on does not say, with one rank on each.")] = 1,
-    folder: Annotated[Path, typer.Option(help="Folder on whose disk files are tried: where runs go.")] = Path("runs"),
+    nodes: Annotated[
+        int, typer.Option(metavar="N", help="How many hosts, where --on does not say, with one rank on each.")
+    ] = 1,
+    folder: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder on whose disk files are tried: where runs go.")
+    ] = Path("runs"),
     size: Annotated[float, typer.Option(metavar="MIB", help="MiB that each measurement of a link sends.")] = 8.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Try hosts before a run: loopback, neighbours, every pair, all at once; clocks; the disk.
+    """Test hosts before a run: links, clocks and disks.
 
-    Exit status 1, and a line for each, when something is bad: a host that cannot be reached, a link
-    or a loopback with less than a quarter of the usual rate, clocks too far apart, a disk that is
-    full, slow or cannot be written.
+    Links are tried as loopback, between neighbours, in every pair, and all at once. Exit status 1,
+    and a line for each, when something is bad: a host that cannot be reached, a link or a loopback
+    with less than a quarter of the usual rate, clocks too far apart, a disk that is full, slow or
+    cannot be written.
 
-    Example: plait check --on lab:4x2@1gbit --least 900mbit
+    Examples:
+        plait check --nodes 1 --size 1
+        plait check --on lab:4x2@1gbit --least 900mbit
     """
     from plait.api.health import Limits, check_hosts
     from plait.api.places import place_of

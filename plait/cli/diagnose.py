@@ -11,6 +11,7 @@ import typer
 
 from plait.api.diagnosing import HangReport, as_run, diagnose_run, explain_hang
 from plait.cli import terminal
+from plait.cli.commands import App, AsJson
 from plait.core.base.errors import JobError
 
 NAMED, UNKNOWN = 3, 1
@@ -22,7 +23,8 @@ def diagnose(
     run: Annotated[
         list[Path],
         typer.Argument(
-            help="A run folder; or recordings of others: profiler traces or flight recorder dumps, files or a folder."
+            metavar="RUN",
+            help="A run folder; or recordings of others: profiler traces or flight recorder dumps, files or a folder.",
         ),
     ],
     hang: Annotated[
@@ -33,15 +35,22 @@ def diagnose(
     ] = False,
     against: Annotated[
         Path | None,
-        typer.Option(help="With --timeline: compare with this plan.json, as predicted, or with this other run folder."),
+        typer.Option(
+            metavar="PLAN_OR_RUN",
+            help="With --timeline: compare with this plan.json, as predicted, or with this other run folder.",
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    json: AsJson = False,
 ) -> None:
-    """Explain a run: where its steps go, which rank, host or link is slow, and what that costs; or
-    why it hangs.
+    """Explain where a run's time goes, what is slow, or why it hangs.
 
-    Exit status: 0 nothing is wrong, 3 a straggler, a slow network or the cause of a hang was named,
-    1 a hang whose cause is not known, 2 there is nothing that can be read.
+    A slow rank, host or link is named, with what it costs. Exit status: 0 nothing is wrong, 3 a
+    straggler, a slow network or the cause of a hang was named, 1 a hang whose cause is not known, 2
+    there is nothing that can be read.
+
+    Examples:
+        plait diagnose runs/first
+        plait diagnose runs/first --timeline
     """
     if timeline or against:
         if len(run) > 1:
@@ -74,18 +83,25 @@ def show_timeline(run: Path, against: Path | None = None, *, as_json: bool = Fal
 # ---- plait trace ----
 
 
-trace = typer.Typer(
-    no_args_is_help=True, help="Timelines to and from other tools.", rich_markup_mode=None, add_completion=False
-)
+trace = App("Convert timelines from and to other tools.")
 
 
 @trace.command("import")
 def import_(
-    files: Annotated[list[Path], typer.Argument(help="PyTorch profiler traces, flight recorder dumps (JSON).")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The run folder to make.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE", help="PyTorch profiler traces, flight recorder dumps (pickles or JSON)."),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="The run folder to make.")],
 ) -> None:
-    """Make a run folder of other tools' recordings, one file a rank; `plait diagnose` explains
-    it."""
+    """Make a run folder of other tools' recordings.
+
+    There is one file a rank. plait diagnose explains the folder.
+
+    Examples:
+        plait trace import rank0.json rank1.json -o runs/traced
+        plait trace import dumps/nccl_trace_rank_* -o runs/hung
+    """
     from plait.api.diagnosing import import_run
 
     found = import_run(files, out, terminal.aside)
@@ -99,14 +115,22 @@ def import_(
 
 @trace.command("export")
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="NAME.pftrace for ui.perfetto.dev, or NAME.json.")],
-    ranks: Annotated[str | None, typer.Option(help="Such as 0-3,8; all by default.")] = None,
-    steps: Annotated[str | None, typer.Option(help="Such as 10-12; the last three by default.")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="NAME.pftrace for ui.perfetto.dev, or NAME.json.")
+    ],
+    ranks: Annotated[str | None, typer.Option(metavar="N-M,N", help="Such as 0-3,8; all by default.")] = None,
+    steps: Annotated[
+        str | None, typer.Option(metavar="N-M,N", help="Such as 10-12; the last three by default.")
+    ] = None,
 ) -> None:
-    """Write chosen ranks and steps of a run as a trace for ui.perfetto.dev."""
+    """Write ranks and steps of a run as a trace for Perfetto.
+
+    Examples:
+        plait trace export runs/first -o first.pftrace
+        plait trace export runs/first -o first.json --ranks 0 --steps 10-12
+    """
     from plait.api.timelines import export_trace
-    from plait.core.base.errors import JobError
     from plait.core.base.files import check_target, explained
 
     if out.suffix not in (".pftrace", ".json"):
@@ -127,8 +151,6 @@ def export(
 
 def _numbers(text: str, key: str) -> list[int]:
     """Return the numbers in text such as ``0-3,8``. Raises JobError for any other text."""
-    from plait.core.base.errors import JobError
-
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.terminal import grouped
+from plait.cli.commands import AsJson
 
 
 @dataclass(frozen=True)
@@ -18,34 +18,37 @@ class JobOptions:
     """Options of the job, by the names of ``plait.api.new_job``."""
 
     model: Annotated[
-        str | None, typer.Option(help="A preset such as llama3-8b, a Hugging Face folder, or small, to try.")
+        str | None,
+        typer.Option(metavar="NAME", help="A preset such as llama3-8b, a Hugging Face folder, or small, to try."),
     ] = None
     accelerators: Annotated[
         str | None, typer.Option(metavar="COUNTxKIND", help="8xh100, 64xh200, 2xcpu: what the job is planned for.")
     ] = None
     on: Annotated[
-        str | None, typer.Option(help="here, slurm, slurm:PARTITION, kubernetes or kubernetes:NAMESPACE.")
+        str | None,
+        typer.Option(metavar="PLACE", help="here, slurm, slurm:PARTITION, kubernetes or kubernetes:NAMESPACE."),
     ] = None
     sequence_length: Annotated[str | None, typer.Option(metavar="TOKENS", help="Tokens of a sequence.")] = None
     data: Annotated[str | None, typer.Option(metavar="PATHS", help="Files and folders, or python-stdlib.")] = None
     tokenizer: Annotated[str | None, typer.Option(metavar="FILE", help="bytes, or a tokenizer.json.")] = None
 
 
-@grouped
 def init(
     options: JobOptions,
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The job file to write.")] = Path("job.toml"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The job file to write.")] = Path("job.toml"),
     defaults: Annotated[bool, typer.Option("--defaults", help="What no option says has its default.")] = False,
     example: Annotated[
         str | None, typer.Option(metavar="NAME", help="Write a job that ships, such as llama3-8b-slurm.")
     ] = None,
 ) -> None:
-    """Write a job file, each key with what it means: for a model, accelerators, data and a place to
-    run.
+    """Write a job file for a model, accelerators, data and a place.
 
-    The file is planned before it is written, and none is overwritten.
+    Each key stands there with what it means. The file is planned before it is written, and none is
+    overwritten.
 
-    Example: plait init --model llama3-8b --accelerators 8xh100 --on slurm --defaults
+    Examples:
+        plait init first.toml --defaults
+        plait init big.toml --model llama3-8b --accelerators 8xh100 --defaults
     """
     from plait.api import new_job
     from plait.core.base.errors import JobError
@@ -73,19 +76,22 @@ def init(
 
 def job(
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="A section or setting: train, train.steps, steps.")
+        str | None, typer.Argument(metavar="KEY", help="A section or setting: train, train.steps, steps.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print all of them as docs/job.md has them.")] = False,
     peers: Annotated[
         bool, typer.Option("--peers", help="Print what other frameworks call them, as docs/reference/coming-from.md.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Look up the settings of a job file: what each takes, its default, what it does.
+    """Look up the settings of a job file, and what each takes.
 
-    Without KEY: all settings. Examples: plait job; plait job train.steps; plait job strategy
+    Without KEY: all settings.
+
+    Examples:
+        plait job train.steps
+        plait job strategy
     """
-    from plait.cli import terminal
     from plait.core.base.text import Table
     from plait.core.job import reference as settings
 

@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(
-    no_args_is_help=True, help="Emulate a cluster on this Linux machine: hosts behind links of a given rate."
-)
+from plait.cli import terminal
+from plait.cli.commands import App, AsJson
+
+app = App("Emulate a cluster on this Linux machine.\n\nIts hosts are behind links of a given rate.")
 
 LabName = Annotated[
-    str | None, typer.Option(help="Name of the lab.", show_default="the lab that this shell has started")
+    str | None,
+    typer.Option(metavar="NAME", help="Name of the lab.", show_default="the lab that this shell has started"),
 ]
 Host = Annotated[str, typer.Argument(metavar="HOST", help="Number of the host, from 0; or pod0 for a minipod's link.")]
 
@@ -28,9 +30,11 @@ def run_command(
         ),
     ],
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What every rank runs.", show_default=False)
+        list[str] | None, typer.Argument(metavar="COMMAND", help="What every rank runs.", show_default=False)
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the lab.", show_default="lab1, lab2, ...")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the lab.", show_default="lab1, lab2, ...")
+    ] = None,
     only_rank: Annotated[
         int | None, typer.Option(metavar="N", help="Show what this rank prints, not the others.")
     ] = None,
@@ -41,12 +45,14 @@ def run_command(
         float, typer.Option(metavar="SECONDS", help="Time between asking ranks to end and killing them.")
     ] = 5.0,
 ) -> None:
-    """Run a command once per rank on emulated hosts, with the variables torchrun would set.
+    """Run a command once per rank on emulated hosts.
 
-    Returns 0 if every rank does; else the status of the first rank that failed, and the others are
-    ended. Needs root or user namespaces.
+    Ranks have the variables that torchrun would set. Returns 0 if every rank does; else the status
+    of the first rank that failed, and the others are ended. Needs root or user namespaces.
 
-    Example: plait lab run 2x1@1gbit -- python train.py
+    Examples:
+        plait lab run 2x1@1gbit -- hostname
+        plait lab run 4x1@1gbit,2pods@300mbit --name pods -- python train.py
     """
     from plait.api.labs import LabSpec, run_lab
 
@@ -57,7 +63,12 @@ def run_command(
 
 @app.command()
 def cut(host: Host, name: LabName = None) -> None:
-    """Pull a host's cable in a running lab."""
+    """Pull a host's cable in a running lab.
+
+    Examples:
+        plait lab cut 1
+        plait lab cut pod0 --name pods
+    """
     from plait.api.labs import cut_host, find_lab
 
     entry = find_lab(name)
@@ -66,7 +77,12 @@ def cut(host: Host, name: LabName = None) -> None:
 
 @app.command()
 def heal(host: Host, name: LabName = None) -> None:
-    """Plug a host's cable in again."""
+    """Plug a host's cable in again.
+
+    Examples:
+        plait lab heal 1
+        plait lab heal pod0 --name pods
+    """
     from plait.api.labs import find_lab, restore_host
 
     entry = find_lab(name)
@@ -79,7 +95,12 @@ def slow(
     rate: Annotated[str, typer.Argument(metavar="RATE", help="Such as 100mbit, or unlimited.")],
     name: LabName = None,
 ) -> None:
-    """Give a host's link another rate, in both directions."""
+    """Give a host's link another rate, in both directions.
+
+    Examples:
+        plait lab slow 1 100mbit
+        plait lab slow 1 unlimited --name pods
+    """
     from plait.api.labs import find_lab, slow_host
 
     entry = find_lab(name)
@@ -88,8 +109,14 @@ def slow(
 
 @app.command()
 def stop(name: LabName = None) -> None:
-    """End a running lab with its ranks; a run is saved first. Exit status 1 if it has not ended
-    within ten seconds."""
+    """End a running lab with its ranks; a run is saved first.
+
+    Exit status 1 if it has not ended within ten seconds.
+
+    Examples:
+        plait lab stop
+        plait lab stop --name pods
+    """
     from plait.api.labs import find_lab, stop_lab
 
     entry = find_lab(name)
@@ -99,10 +126,14 @@ def stop(name: LabName = None) -> None:
 
 
 @app.command("list")
-def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show the labs that run now, and the links of their hosts."""
+def list_command(as_json: AsJson = False) -> None:
+    """Show the labs that run now, and the links of their hosts.
+
+    Examples:
+        plait lab list
+        plait lab list --json
+    """
     from plait.api.labs import running_labs
-    from plait.cli import terminal
 
     entries = running_labs()
     if as_json:

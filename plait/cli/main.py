@@ -7,7 +7,7 @@ import io
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,8 +28,8 @@ from plait.cli import (
     terminal,
     topology,
     train,
-    view,
 )
+from plait.cli.commands import App
 from plait.core.base.errors import JobError, PlaitError, naming_extras
 
 _PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EROFS, errno.ESTALE)
@@ -47,37 +47,32 @@ REMOVED = {
 }
 """What to do instead, by patterns of command lines whose option, setting or command was removed."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Plan, place, train and diagnose large-language-model training when the network is what you wait for.",
+app = App(
+    "Plan, place, train and diagnose large-language-model training when the network is what you wait for.",
+    completion=True,
 )
-app.command("init")(init.init)
-app.command("train")(train.train)
-app.command("plan")(plan.plan)
-app.command("place")(place.place)
-app.command("reserve")(place.reserve)
-app.command("doctor")(check.doctor)
-app.command("check")(check.check)
-app.command("calibrate")(measure.calibrate)
-app.command("job")(init.job)
-app.command("export")(train.export)
-app.command("sample")(train.sample)
-app.command("diagnose")(diagnose.diagnose)
-app.command("runs")(runs.runs)
-app.command("stop")(runs.stop)
-app.command("logs")(runs.logs)
-app.command("view")(view.view)
-app.command("schedule")(schedule.schedule)
-app.command("reshard")(reshard.reshard)
-app.add_typer(topology.app, name="topology")
-app.add_typer(lab.app, name="lab")
-app.add_typer(measure.app, name="measure")
-app.add_typer(queue.app, name="queue")
-app.add_typer(diagnose.trace, name="trace")
-app.add_typer(data.app, name="data")
+HEADINGS: dict[str, dict[str, Any]] = {
+    "Start": {"init": init.init, "plan": plan.plan, "train": train.train, "diagnose": diagnose.diagnose},
+    "Runs": {
+        "view": runs.view, "runs": runs.runs, "logs": runs.logs, "stop": runs.stop, "sample": train.sample,
+        "export": train.export,
+    },
+    "Clusters and machines": {
+        "doctor": check.doctor, "check": check.check, "measure": measure.app, "calibrate": measure.calibrate,
+        "topology": topology.app, "place": place.place, "reserve": place.reserve, "queue": queue.app, "lab": lab.app,
+    },
+    "Tools": {
+        "job": init.job, "data": data.app, "schedule": schedule.schedule, "reshard": reshard.reshard,
+        "trace": diagnose.trace,
+    },
+}  # fmt: skip
+"""Commands and groups of commands by their names, under the headings of the first help page."""
+for heading, commands in HEADINGS.items():
+    for name, command in commands.items():
+        if isinstance(command, App):
+            app.add_typer(command, name=name, rich_help_panel=heading)
+        else:
+            app.command(name, rich_help_panel=heading)(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -85,18 +80,6 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
     if version:
         typer.echo(__version__)
         raise typer.Exit
-
-
-def refuse_peers_options(words: Sequence[str]) -> None:
-    """Raise JobError for an option of another framework, which is a key of the job here."""
-    if not words or words[0] not in ("train", "plan"):
-        return
-    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
-        from plait.core.job.framework_names import key_of  # slow to load
-
-        if own := key_of(option):
-            problem = f"is {own} of a job here"
-            raise JobError(problem, key=f"plait {words[0]}: {option}", fix=f"Write {own}=VALUE behind the job")
 
 
 def refuse_removed(words: Sequence[str]) -> None:
@@ -113,9 +96,8 @@ def main() -> None:
     terminal.prepare()
     try:
         refuse_removed(sys.argv[1:])
-        refuse_peers_options(sys.argv[1:])
         with naming_extras("this command"):
-            app()
+            app(prog_name="plait")
     except PlaitError as error:
         print(terminal.fitted(f"plait: {error}", sys.stderr), file=sys.stderr)
         sys.exit(error.exit_status)

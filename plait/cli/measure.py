@@ -10,36 +10,36 @@ from typing import Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.terminal import Settings, grouped
+from plait.cli.commands import App, AsJson, Settings
 from plait.core.base.numbers import Count, Natural, Positive
 
-app = typer.Typer(no_args_is_help=True, help="Measure a machine or a cluster, which plans and placements rest on.")
+app = App("Measure a machine or a cluster, for plans and placements.")
 
 
 @dataclass(frozen=True)
-class MeasurementOptions:
-    """Options for the ranks that measure, and for the duration."""
+class MeasurementSettings(Settings):
+    """Settings for the ranks that measure, and for the duration."""
 
-    on: Annotated[
-        str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x2@1gbit.")
-    ] = "local"
     world_size: Annotated[
-        int | None,
-        typer.Option(help="How many ranks, on this machine.", show_default="the job's; else one for each GPU or core"),
+        Count | None, "How many ranks, on this machine: the job's; else one for each GPU or core."
     ] = None
-    nodes_per_minipod: Annotated[
-        int, typer.Option(help="Nodes below one leaf switch, to measure across minipods as well.")
-    ] = 0
-    seconds: Annotated[float, typer.Option(help="How long to measure, at most; more measures larger messages.")] = 60.0
+    nodes_per_minipod: Annotated[Natural, "Nodes below one leaf switch, to measure across minipods as well."] = 0
+    seconds: Annotated[Positive, "How long to measure, at most; more measures larger messages."] = 60.0
 
 
 @app.command("machine")
-@grouped
 def machine(
-    where: MeasurementOptions,
+    measured: MeasurementSettings,
     job: Annotated[
-        Path | None, typer.Argument(metavar="[JOB]", help="A job file: its layer, precision and device are measured.")
+        Path | None, typer.Argument(metavar="JOB", help="A job file: its layer, precision and device are measured.")
     ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE",
+            help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x2@1gbit.",
+        ),
+    ] = "local",
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where the profile goes.")] = Path(
         "profile.json"
     ),
@@ -52,14 +52,16 @@ def machine(
             "one profile.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure collectives, matrix products, attention, one layer's modules, and what they lose side
-    by side.
+    """Measure collectives and computation into a profile.
 
-    The result is a profile. On several machines start the ranks with torchrun: docs/profile.md.
+    Measured are collectives, matrix products, attention, one layer's modules, and what they lose
+    side by side. On several machines start the ranks with torchrun: docs/profile.md.
 
-    Example: plait measure machine --on lab:2x2@1gbit
+    Examples:
+        plait measure machine job.toml
+        plait measure machine --on lab:2x2@1gbit seconds=10 -o lab.json
     """
     from plait.api.places import place_of
     from plait.api.profiling import ProfileRequest, import_profile, profile_machine
@@ -68,15 +70,13 @@ def machine(
 
     check_target(out, fix="Choose another with --out")
     if files:
-        if job or where.world_size or where.on != "local":
-            fix = "Leave out the job, --on and --world-size; or measure first, and import that profile as well"
+        if job or measured.world_size or on != "local":
+            fix = "Leave out the job, --on and world_size; or measure first, and import that profile as well"
             raise JobError("measures nothing", key="--import", fix=fix)
         found = import_profile(files, out)
     else:
-        asked = ProfileRequest(
-            job=job, ranks=where.world_size, seconds=where.seconds, nodes_per_minipod=where.nodes_per_minipod
-        )
-        found = profile_machine(out, place_of(where.on), asked, quiet=as_json)
+        asked = ProfileRequest(job, measured.world_size, measured.seconds, measured.nodes_per_minipod)
+        found = profile_machine(out, place_of(on), asked, quiet=as_json)
         if isinstance(found, int):
             raise typer.Exit(found)
     terminal.answer(found, as_json=as_json)
@@ -88,11 +88,13 @@ def machine(
 class NodeOptions:
     """Options for the nodes that measure, and for their minipods."""
 
-    on: Annotated[str, typer.Option(help="Where: lab:HOSTSxRANKS@RATE,PODSpods@RATE, or slurm inside of a job.")] = (
-        "lab:4x1@1gbit,2pods@300mbit"
-    )
+    on: Annotated[
+        str,
+        typer.Option(metavar="PLACE", help="Where: lab:HOSTSxRANKS@RATE,PODSpods@RATE, or slurm inside of a job."),
+    ] = "lab:4x1@1gbit,2pods@300mbit"
     topology: Annotated[
-        str, typer.Option(help="The nodes' switches, in any form that is read.", show_default="the lab's")
+        str,
+        typer.Option(metavar="FILE", help="The nodes' switches, in any form that is read.", show_default="the lab's"),
     ] = ""
 
 
@@ -131,20 +133,23 @@ class OutputOptions:
 
 
 @app.command("placement")
-@grouped
 def placement(
     nodes: NodeOptions,
     results: OutputOptions,
     trials: TrialSettings,
     job: Annotated[
-        Path | None, typer.Argument(metavar="[JOB]", help="A job file: also time its steps by placement.")
+        Path | None, typer.Argument(metavar="JOB", help="A job file: also time its steps by placement.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the file's text in place of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure collectives by how many minipods groups spread over, what two jobs lose that share
+    """Measure what spreading over minipods costs.
+
+    Measured are collectives by how many minipods groups spread over, what two jobs lose that share
     the core, and a job's steps by placement.
 
-    Example: plait measure placement job.toml --on lab:4x1@1gbit,2pods@300mbit --affinity mine.toml
+    Examples:
+        plait measure placement --on lab:4x1@1gbit,2pods@300mbit seconds=20
+        plait measure placement job.toml --affinity mine.toml
     """
     from plait.api.pictures import check_format
     from plait.api.places import place_of
@@ -186,25 +191,32 @@ def calibrate(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             help="Folders of runs; logs of Megatron-LM, torchtitan, nccl-tests; traces of PyTorch; profiles; "
             "configurations of logs; section.key=value of logs.",
         ),
     ],
     cluster: Annotated[
         str | None,
-        typer.Option(help="Whose constants to begin with: a preset or a file.", show_default="the first run's"),
+        typer.Option(
+            metavar="NAME", help="Whose constants to begin with: a preset or a file.", show_default="the first run's"
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the cluster goes.")] = Path("cluster.toml"),
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where the cluster goes.")] = Path(
+        "cluster.toml"
+    ),
     force: Annotated[
         bool, typer.Option("--force", help="Write the cluster even where its constants explain most runs badly.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Refit a cluster's constants to what you have of it, so that the next plan is nearer to what
-    steps take.
+    """Refit a cluster's constants to runs, logs and traces.
 
-    Example: plait calibrate train.log nccl.log trace.json --cluster h100
+    The next plan is then nearer to what steps take.
+
+    Examples:
+        plait calibrate runs/first
+        plait calibrate train.log nccl.log trace.json --cluster h100 -o ours.toml
     """
     from plait.api.calibrating import calibrate_cluster
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.terminal import grouped
+from plait.cli.commands import AsJson, JobOverrides
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class FailedNodes:
     """Options for the repair of a placement whose nodes failed."""
 
     repair: Annotated[
-        Path | None, typer.Option(metavar="OLD", help="A rank table or placement, some of whose nodes failed.")
+        Path | None, typer.Option(metavar="FILE", help="A rank table or placement, some of whose nodes failed.")
     ] = None
     down: Annotated[str, typer.Option(metavar="NODE,...", help="Nodes that failed: n3,n7.")] = ""
 
@@ -38,26 +38,29 @@ class PlacementOutput:
         Path | None,
         typer.Option(metavar="FILE", help="Draw which ranks send each other how much, minipods parted: FILE.svg."),
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    as_json: AsJson = False
 
 
-@grouped
 def place(
     failed: FailedNodes,
     output: PlacementOutput,
-    job: Annotated[Path, typer.Argument(help="The plan (JOB.plan.json), or a job file (TOML) to plan first.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="SECTION.KEY=VALUE, in place of the file's: place.alpha=0.3.")
-    ] = None,
-    topology: Annotated[str, typer.Option(help="The cluster's switches and nodes, in any form that is read.")] = "",
+    job: Annotated[
+        Path, typer.Argument(metavar="JOB", help="The plan (JOB.plan.json), or a job file (TOML) to plan first.")
+    ],
+    overrides: JobOverrides = None,
+    topology: Annotated[
+        str, typer.Option(metavar="FILE", help="The cluster's switches and nodes, in any form that is read.")
+    ] = "",
 ) -> None:
-    """Choose which host runs which ranks, so that groups that talk spread over few minipods.
+    """Choose which host runs which ranks of a plan.
 
-    Writes rank_table.json, which every launcher obeys, and says how much better any other placement
-    could be. What to respect stands in the job's [place]: plait job place lists its keys.
-    docs/place.md has examples.
+    Groups that talk spread over few minipods. Writes rank_table.json, which every launcher obeys,
+    and says how much better any other placement could be. What to respect stands in the job's
+    [place]: plait job place lists its keys. docs/place.md has examples.
 
-    Example: plait place job.plan.json place.alpha=0.3 --topology topology.conf
+    Examples:
+        plait place job.plan.json --topology topology.conf
+        plait place job.plan.json place.alpha=0.3 --topology slurm: --draw job.svg
     """
     from plait.api.placement_answer import placement_file
     from plait.api.placing import PlacementRequest, names_of, write_placement
@@ -99,20 +102,24 @@ def reserve(
     rank_table: Annotated[
         Path, typer.Argument(metavar="RANK_TABLE", help="The rank table (rank_table.json) whose hosts are held.")
     ],
-    name: Annotated[str, typer.Option(help="Name of the reservation.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the reservation.")],
     duration: Annotated[str, typer.Option(metavar="TIME", help="How long, as Slurm writes it: minutes, D-HH:MM:SS.")],
     start: Annotated[
         str, typer.Option(metavar="TIME", help="When, as Slurm writes it: now+4hours, 2030-01-31T22:00.")
     ] = "now",
-    users: Annotated[list[str] | None, typer.Option("--user", help="Who may use it.", show_default="you")] = None,
+    users: Annotated[
+        list[str] | None, typer.Option("--user", metavar="NAME", help="Who may use it. Repeatable.", show_default="you")
+    ] = None,
 ) -> None:
-    """Hold the hosts of a rank table for a planned job: a Slurm reservation whose nodes are never
-    exchanged.
+    """Reserve the hosts of a rank table for a planned job.
 
-    Jobs that run there now may go on; no job that would last into the reservation is started there.
-    Needs an operator of Slurm.
+    It is a Slurm reservation whose nodes are never exchanged. Jobs that run there now may go on; no
+    job that would last into the reservation is started there. Needs an operator of Slurm.
+    plait train takes the reservation as slurm.reservation=NAME.
 
-    Then: plait train ... --on slurm --rank-table FILE slurm.reservation=NAME
+    Examples:
+        plait reserve rank_table.json --name llm --duration 2-00:00:00
+        plait reserve rank_table.json --name llm --duration 8:00:00 --start now+4hours
     """
     from plait.api.labs import reserve_hosts
     from plait.core.base.text import counted

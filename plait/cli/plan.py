@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.terminal import grouped
+from plait.cli.commands import JOB_SETTINGS, AsJson
+from plait.core.base.errors import JobError
 
 if TYPE_CHECKING:
+    from plait.api.placed_step import PlacedSteps
+    from plait.api.plan_answer import PlanAnswer
     from plait.api.planning import Planning
+    from plait.core.job.plan import Plan
 
 
 DETAILS = "details"
@@ -38,7 +42,9 @@ class PlanRequest:
     measure: Annotated[
         int, typer.Option(metavar="N", help="Run the N best for a few steps, and choose by their measured times.")
     ] = 0
-    on: Annotated[str, typer.Option(help="What this machine is to be: local, or lab:HOSTSxRANKS@RATE.")] = "local"
+    on: Annotated[
+        str, typer.Option(metavar="PLACE", help="What this machine is to be: local, or lab:HOSTSxRANKS@RATE.")
+    ] = "local"
 
 
 @dataclass(frozen=True)
@@ -60,140 +66,176 @@ class PlanOutput:
         Path | None,
         typer.Option(metavar="FILE", help="Draw the predicted step and its memory: .svg, .html, .png or .pdf."),
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    as_json: AsJson = False
+
+    @property
+    def framework(self) -> str | None:
+        """The framework whose settings are printed in place of the answer; None for the answer."""
+        return None if self.show == DETAILS else self.show
 
 
-@grouped
 def plan(
     question: PlanRequest,
     shown: PlanOutput,
     job: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[JOB]",
-            help="The job file (TOML), a plan, or a configuration of Megatron-LM, torchtitan or DeepSpeed. Without "
-            "one, the clusters that ship are listed.",
+            metavar="JOB",
+            help="The job file (TOML), a plan, or a script or configuration of Megatron-LM, torchtitan or DeepSpeed. "
+            "Without one, the clusters that ship are listed.",
         ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SECTION.KEY=VALUE]...",
+            metavar=JOB_SETTINGS,
             help="In place of the file's: cluster.ranks=128. A second plan behind a first: both side by side.",
         ),
     ] = None,
 ) -> None:
-    """Choose how to run a job: parallel degrees, sharding, schedule, slices, recomputation.
+    """Choose the parallelism that runs a job fastest.
 
-    A job without [strategy] is searched whole. With one, keys that are auto are searched, and what
-    it leaves out has its default (docs/job.md). [cluster] says for what, [plan] what to respect.
-    plait train obeys the plan that is written. docs/plan.md has examples.
+    That is parallel degrees, sharding, schedule, slices and recomputation. A job without [strategy]
+    is searched whole. With one, keys that are auto are searched, and what it leaves out has its
+    default (docs/job.md). A script keeps its own strategy; strategy=auto searches for a faster one.
+    [cluster] says for what, [plan] what to respect. plait train obeys the plan that is written.
+    docs/plan.md has examples.
 
-    Example: plait plan job.toml cluster.preset=h100 cluster.ranks=128
+    Examples:
+        plait plan first.toml
+        plait plan pretrain_gpt.sh cluster.preset=h100 strategy=auto
     """
-    from plait.api.places import place_of
-    from plait.api.planning import (
-        check_emits,
-        check_framework,
-        compare_plans,
-        draw_step,
-        emit_settings,
-        known_clusters,
-        measure_best,
-        plan_job,
-    )
-    from plait.core.base.errors import JobError
-    from plait.core.base.files import explained
-    from plait.core.job.spec import naming
+    from plait.api.planning import compare_plans, known_clusters
 
     gc.set_threshold(1_000_000, 10, 10)  # schedules are millions of tuples without cycles: a search costs a third
-    given = list(overrides or [])
-    out, draw, as_json = shown.out, shown.draw, shown.as_json
-    emit = shown.show if shown.show != DETAILS else None
-    measure, what_if = question.measure, question.what_if
-    if job is None:
-        if question.evaluate or shown.show or draw or measure or what_if or out:
+    words = [*([str(job)] if job else []), *(overrides or [])]
+    files = [word for word in words if "=" not in word] or words[:1]
+    plain = question == PlanRequest() and shown in (PlanOutput(), PlanOutput(as_json=True))
+    if not files:
+        if not plain:
             raise JobError("no job is given", fix="Write plait plan JOB.toml")
-        terminal.answer(known_clusters(), as_json=as_json)
-        return
-    files = [word for word in (str(job), *given) if "=" not in word]
-    if files and "=" in str(job):  # settings may stand before the file
-        given.insert(0, str(job))
-        given.remove(files[0])
-        job = Path(files[0])
-    if job.suffix == ".json" and len(files) > 1 and files[1].endswith(".json"):
-        if len(given) > 1 or shown.show or draw or measure or what_if or out:
+        terminal.answer(known_clusters(), as_json=shown.as_json)
+    elif len(files) > 1 and files[0].endswith(".json") and files[1].endswith(".json"):
+        if len(words) > 2 or not plain:
             raise JobError("a comparison of two plans takes no option but --json", fix="Leave out the rest")
-        terminal.answer(compare_plans(job, Path(files[1])), as_json=as_json)
-        return
-    if measure < 0:
-        raise JobError(f"{measure} is not allowed", key="--measure", fix="Allowed: at least 1")
-    if measure and what_if:
+        terminal.answer(compare_plans(Path(files[0]), Path(files[1])), as_json=shown.as_json)
+    else:
+        words.remove(files[0])  # settings may stand before the file
+        _check_options(question, shown)
+        _plan_job(Path(files[0]), words, question, shown)
+
+
+def _check_options(question: PlanRequest, shown: PlanOutput) -> None:
+    """Raise JobError for options that are wrong, or contradict each other."""
+    from plait.api.planning import check_framework
+
+    if question.measure < 0:
+        raise JobError(f"{question.measure} is not allowed", key="--measure", fix="Allowed: at least 1")
+    if question.measure and question.what_if:
         raise JobError("a hypothetical cluster cannot be measured", key="--what-if", fix="Leave out --measure")
-    if emit:
-        check_framework(emit, [DETAILS])
-        if as_json:
+    if shown.framework:
+        check_framework(shown.framework, [DETAILS])
+        if shown.as_json:
             raise JobError("prints settings, not JSON", key="--show", fix="Leave out one of --show and --json")
-    if draw:
+    if shown.draw:
         from plait.api.pictures import FORMATS, check_format
         from plait.core.base.files import check_target
 
-        check_format(draw, (*FORMATS, "html"))
-        check_target(draw, fix="Choose another with --draw")
+        check_format(shown.draw, (*FORMATS, "html"))
+        _check_folder(shown.draw, "--draw")
+        check_target(shown.draw, fix="Choose another with --draw")
+
+
+def _plan_job(job: Path, given: list[str], question: PlanRequest, shown: PlanOutput) -> None:
+    """Plan a job with settings from the command line; write, draw and print the answer."""
+    from plait.api.places import place_of
+    from plait.api.planning import draw_step, measure_best, plan_job
+    from plait.core.job.spec import naming
+
     with naming(job, given):
         place = place_of(question.on)
-        asked = plan_job(job, given, place, what_if or [], evaluate=question.evaluate)
-        target = _target(asked, job, out, what_if=bool(what_if))
+        asked = plan_job(job, given, place, question.what_if or [], evaluate=question.evaluate)
+        target = _target(asked, job, shown.out, what_if=bool(question.what_if))
         _remark(asked)
-        for wanted, doing in ((measure, "measured"), (draw, "drawn")):
-            if wanted:
-                asked.planner.job.check_trains(asked.planner.model, doing)
-                asked.planner.refuse_framework(doing)
-        if emit:
-            check_emits(asked, emit)
-        found, placed = asked.answer(explain=shown.show == DETAILS), None
-        where = asked.planner.job.place.changed(given)
-        if where.topology or where.rank_table:
-            from plait.api.placed_step import place_steps  # imports the placer, a tenth of all imports
-
-            found, placed = place_steps(asked, found, given)
-    if measure:
-        found = measure_best(asked, found, place, measure, lambda line: typer.echo(line, err=True))
-    replaced = False
-    if target:
-        chosen, old = asked.plan(found.best), _hash_in(target)
-        replaced = old not in ("", chosen.hash)
-        with explained(f"{target} cannot be written", fix="Choose another with --out"):
-            chosen.write(target)
-    if draw:
-        draw_step(asked, found.best, draw)
-    if emit:
-        emitted, both = emit_settings(asked, found.best, emit)
-        for line in (*emitted.launch, both, *(f"{emit} cannot say: {what}" for what in emitted.unsupported)):
-            terminal.say(f"# {line}")
-        terminal.say(emitted.text.rstrip("\n"))
+        _check_answer(asked, question, shown)
+        found, placed = _answer(asked, given, explain=shown.show == DETAILS)
+    if question.measure:
+        found = measure_best(asked, found, place, question.measure, lambda line: typer.echo(line, err=True))
+    replaced = target is not None and _write(asked.plan(found.best), target)
+    if shown.draw:
+        draw_step(asked, found.best, shown.draw)
+    if shown.framework:
+        _print_settings(asked, found, shown.framework)
         return
     more = {"plan": target and str(target), "what_if": asked.factors, "passed_over": asked.ignored.rows()}
     more |= {"read": asked.config.to_dict()} if asked.config else {}
     more |= {"placement": placed.to_dict()} if placed else {}
-    terminal.answer(found, as_json=as_json, **more)
-    if placed and not as_json:
+    terminal.answer(found, as_json=shown.as_json, **more)
+    if placed and not shown.as_json:
         terminal.answer(placed, as_json=False)
     older = job.parent / "plan.json"
     if target and not shown.out and older.exists():
         terminal.note(f"{older} is not this plan, which is in {target}")
-    if target and not as_json:
+    if target and not shown.as_json:
         after = "" if asked.planner.closed_form_only else f"; plait train {target} obeys it"
         old = ", in place of another plan (--out FILE keeps both)" if replaced else ""
         terminal.text(f"The plan is in {target}{old}{after}.")
-    if draw and not as_json:
-        terminal.text(f"The predicted step is drawn in {draw}.")
+    if shown.draw and not shown.as_json:
+        terminal.text(f"The predicted step is drawn in {shown.draw}.")
+
+
+def _check_answer(asked: Planning, question: PlanRequest, shown: PlanOutput) -> None:
+    """Raise JobError for an answer that this job cannot have."""
+    from plait.api.planning import check_emits
+
+    for wanted, doing in ((question.measure, "measured"), (shown.draw, "drawn")):
+        if wanted:
+            asked.planner.job.check_trains(asked.planner.model, doing)
+            asked.planner.refuse_framework(doing)
+    if shown.framework:
+        check_emits(asked, shown.framework)
+
+
+def _answer(asked: Planning, given: list[str], *, explain: bool) -> tuple[PlanAnswer, PlacedSteps | None]:
+    """Return the best strategies; and their steps as placed, for a job with a topology."""
+    found, where = asked.answer(explain=explain), asked.planner.job.place.changed(given)
+    if not (where.topology or where.rank_table):
+        return found, None
+    from plait.api.placed_step import place_steps  # imports the placer, a tenth of all imports
+
+    return place_steps(asked, found, given)
+
+
+def _write(plan: Plan, target: Path) -> bool:
+    """Write a plan; return True if it replaces another one."""
+    from plait.core.base.files import explained
+
+    old = _hash_in(target)
+    with explained(f"{target} cannot be written", fix="Choose another with --out"):
+        plan.write(target)
+    return old not in ("", plan.hash)
+
+
+def _print_settings(asked: Planning, found: PlanAnswer, framework: str) -> None:
+    """Print the best strategy as another framework's settings."""
+    from plait.api.planning import emit_settings
+
+    emitted, both = emit_settings(asked, found.best, framework)
+    for line in (*emitted.launch, both, *(f"{framework} cannot say: {what}" for what in emitted.unsupported)):
+        terminal.say(f"# {line}")
+    terminal.say(emitted.text.rstrip("\n"))
+
+
+def _check_folder(file: Path, option: str) -> None:
+    """Raise JobError for a file whose folder does not exist."""
+    if not file.parent.is_dir():
+        fix = f"Make it first: mkdir -p {file.parent}"
+        raise JobError(f"there is no folder {file.parent}", key=option, fix=fix)
 
 
 def _target(planning: Planning, job: Path, out: Path | None, *, what_if: bool) -> Path | None:
     """Return the file for the plan; None if no plan is written. Raises JobError and LaunchError for
     a file that cannot be written, or whose name is no plan's."""
-    from plait.core.base.errors import JobError
     from plait.core.base.files import check_target
 
     framework, written = planning.planner.framework, planning.input_plan is not None
@@ -207,6 +249,7 @@ def _target(planning: Planning, job: Path, out: Path | None, *, what_if: bool) -
     if target.suffix != ".json":
         fix = "Choose a name that ends in .json, by which plait train knows a plan"
         raise JobError(f"{target} would not be taken as a plan", key="--out", fix=fix)
+    _check_folder(target, "--out")
     check_target(target, fix="Choose another with --out")
     if _hash_in(target) is None:
         raise JobError(f"{target} is no plan, and a plan would replace it", key="--out", fix="Choose another name")

@@ -4,41 +4,43 @@ times, live admission."""
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from plait.cli import terminal
+from plait.cli.commands import App, AsJson, Settings
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Queues beside a planned job: how long jobs will run, who may start where, what waiting costs.",
+app = App(
+    "Replay, predict and admit jobs beside a planned one.\n\n"
+    "They say how long jobs will run, who may start where, and what waiting costs."
 )
 
 TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="A CSV table of jobs, or Philly's JSON log.")]
-TraceForm = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        metavar="FORM",
-        help="csv, philly, helios, acme, pai or spot.",
-        show_default="the published form whose columns it has, else csv",
-    ),
-]
-Columns = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FIELD=COLUMN,...",
-        help="Which column holds what: submit, gpus, duration (or start, end), group, queue, user, cpus, ...",
-        show_default="as docs/queue.md names them",
-    ),
-]
 SettingsFile = Annotated[
     Path | None, typer.Option("--settings", metavar="FILE", help="A file of such settings (TOML).")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Level = Annotated[float, typer.Option(help="The upper quantile of how long a job will run.")]
+
+
+@dataclass(frozen=True)
+class TraceSettings(Settings):
+    """Settings for the reading of a trace."""
+
+    format: Annotated[str, "csv, philly, helios, acme, pai or spot; by its columns where left out, else csv."] = ""
+    columns: Annotated[
+        str,
+        "Which column holds what, as FIELD=COLUMN,...: submit, gpus, duration (or start, end), group, queue, user, "
+        "cpus, ...; docs/queue.md has what is taken where left out.",
+    ] = ""
+
+
+@dataclass(frozen=True)
+class FitSettings(TraceSettings):
+    """Settings of a model of run times."""
+
+    level: Annotated[float, "The upper quantile of how long a job will run."] = 0.9
 
 
 class _Progress:
@@ -64,30 +66,30 @@ def replay(
     trace: TraceFile,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="What is played back: nodes=2000 load=0.9 reserve=1200@+22h."),
+        typer.Argument(metavar="KEY=VALUE", help="What is played back: nodes=2000 load=0.9 reserve=1200@+22h."),
     ] = None,
     file: SettingsFile = None,
-    form: TraceForm = "",
-    columns: Columns = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write series.csv, summary.json and queue.svg there.")
+        Path | None,
+        typer.Option("-o", "--out", metavar="FOLDER", help="Write series.csv, summary.json and queue.svg there."),
     ] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Play a trace of jobs back on a cluster that keeps nodes for a planned job, by several
-    policies.
+    """Play a trace of jobs back by several policies.
 
-    docs/queue.md lists the settings, in a file or behind the trace.
+    The cluster keeps nodes for a planned job. docs/queue.md lists the settings, in a file or behind
+    the trace.
 
-    Example: plait queue replay jobs.csv nodes=2000 load=0.9 reserve=1200@+22h announce=4h
-    policy=all
+    Examples:
+        plait queue replay jobs.csv nodes=2000 load=0.9 reserve=1200@+22h announce=4h
+        plait queue replay jobs.csv --settings replay.toml policy=fifo -o replayed
     """
     from plait.api.queueing import ReplaySettings, replay_queue
     from plait.core.base.codec.data import read_settings
 
     told = read_settings(ReplaySettings, settings or [], file, paths=("zone", "topology"))
     asked = told.replay(lambda remarks: terminal.remarked(remarks.notes, remarks.over))
-    found = replay_queue(trace, asked, form=form, columns=columns, report=progress)
+    found = replay_queue(trace, asked, form=told.format, columns=told.columns or None, report=progress)
     progress("")
     if out:
         found.write(out)
@@ -99,21 +101,25 @@ def replay(
 @app.command()
 def fit(
     trace: TraceFile,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the model goes.")] = Path("jct-model"),
-    form: TraceForm = "",
-    columns: Columns = None,
-    level: Level = 0.9,
-    as_json: Json = False,
+    settings: FitSettings,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="Where the model goes.")] = Path(
+        "jct-model"
+    ),
+    as_json: AsJson = False,
 ) -> None:
-    """Fit a model of how long jobs run to the first nine tenths of a trace, and test it on the
-    rest.
+    """Fit a model of how long jobs run to a trace.
 
-    Example: plait queue fit jobs.csv --columns
-    submit=submit_time,duration=duration,gpus=num_gpu,group=cluster
+    It is fitted to the first nine tenths, and tested on the rest.
+
+    Examples:
+        plait queue fit jobs.csv
+        plait queue fit jobs.csv columns=submit=when,duration=seconds,gpus=n
     """
     from plait.api.durations import fit_durations
 
-    found = fit_durations(trace, out, form=form, columns=columns, level=level, progress=progress)
+    found = fit_durations(
+        trace, out, form=settings.format, columns=settings.columns or None, level=settings.level, progress=progress
+    )
     progress("")
     terminal.answer(found, as_json=as_json)
 
@@ -122,19 +128,22 @@ def fit(
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder of plait queue fit.")],
     trace: TraceFile,
-    form: TraceForm = "",
-    columns: Columns = None,
-    last: Annotated[int, typer.Option(help="Of how many jobs, the last ones.")] = 20,
-    as_json: Json = False,
+    settings: TraceSettings,
+    last: Annotated[int, typer.Option(metavar="N", help="Of how many jobs, the last ones.")] = 20,
+    as_json: AsJson = False,
 ) -> None:
-    """Predict how long the last jobs of a trace run, from what was known when each was submitted.
+    """Predict how long the last jobs of a trace run.
 
-    Example: plait queue predict jct-model jobs.csv --last 5
+    Predictions rest on what was known when each was submitted.
+
+    Examples:
+        plait queue predict jct-model jobs.csv
+        plait queue predict jct-model jobs.csv --last 5 --json
     """
     from plait.api.durations import predict_durations
 
     _positive("--last", last)
-    found = predict_durations(model, trace, form=form, columns=columns, last=last)
+    found = predict_durations(model, trace, form=settings.format, columns=settings.columns or None, last=last)
     progress("")
     if not as_json:
         terminal.passed_over(found.trace.over)
@@ -145,7 +154,7 @@ def predict(
 def admit(
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="What is watched: reservation=lpj1 partition=gated."),
+        typer.Argument(metavar="KEY=VALUE", help="What is watched: reservation=lpj1 partition=gated."),
     ] = None,
     file: SettingsFile = None,
     once: Annotated[bool, typer.Option("--once", help="One round, for cron.")] = False,
@@ -154,15 +163,16 @@ def admit(
         bool, typer.Option("--json", help="A line of JSON for every round and everything that is done.")
     ] = False,
 ) -> None:
-    """Watch a reservation, and let jobs start beside it and in it, as a replay of the policy arnold
-    would.
+    """Watch a reservation, and admit jobs beside it and in it.
 
-    Waiting jobs of the partition (or QOS) are held; on Kubernetes, pods behind the scheduling gate
-    plait.dev/admission. Let in are those that fit outside, those that may be preempted, and those
-    that should end before the planned job comes. Others are never touched. docs/queue.md lists the
-    settings.
+    Jobs start as in a replay of the policy arnold. Waiting jobs of the partition (or QOS) are held;
+    on Kubernetes, pods behind the scheduling gate plait.dev/admission. Let in are those that fit
+    outside, those that may be preempted, and those that should end before the planned job comes.
+    Others are never touched. docs/queue.md lists the settings.
 
-    Example: plait queue admit reservation=lpj1 partition=gated
+    Examples:
+        plait queue admit reservation=lpj1 partition=gated --once --dry-run
+        plait queue admit --settings admit.toml
     """
     from plait.api.admitting import AdmissionAction, AdmitSettings, Round, admit_jobs
     from plait.core.base.codec.data import read_settings

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from plait.cli import terminal
-from plait.cli.terminal import Settings, grouped
+from plait.cli.commands import AsJson, Draw, Settings
 from plait.core.base.numbers import Count
 
-Draw = Annotated[
-    list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")
-]
 ITEMSIZE = {
     **dict.fromkeys(("bool", "int8", "uint8", "fp8", "float8_e4m3fn", "float8_e5m2"), 1),
     **dict.fromkeys(("int16", "fp16", "float16", "bf16", "bfloat16"), 2),
@@ -24,25 +20,11 @@ ITEMSIZE = {
 }
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """Options for the tensor, and for the layouts between which it moves."""
+@dataclass(frozen=True, kw_only=True)
+class TensorMove(Settings):
+    """Settings for the tensor, the hosts, their network and the communication method."""
 
-    source: Annotated[
-        str,
-        typer.Option("--from", metavar="LAYOUT", help="Mesh, then R or S and mesh axes a dimension: '(2,4) S0 R R'."),
-    ]
-    destination: Annotated[
-        str,
-        typer.Option("--to", metavar="LAYOUT", help="As --from; its ranks follow those unless it says: '(2,4)@8 ...'."),
-    ]
-    shape: Annotated[str, typer.Option(metavar="N,N,...", help="Shape of the whole tensor.")]
-
-
-@dataclass(frozen=True)
-class HostLinks(Settings):
-    """Settings for the tensor's elements, the hosts, their network and the communication method."""
-
+    shape: Annotated[str, "Shape of the whole tensor: 1024,1024,512."]
     dtype: Annotated[str, "Type of the tensor's elements."] = "bf16"
     nic: Annotated[str, "Rate of one NIC, each way."] = "10gbit"
     nics_per_host: Annotated[Count, "NICs (rails) of a host, shared out among its ranks in order."] = 1
@@ -51,18 +33,25 @@ class HostLinks(Settings):
     way: Annotated[str, "auto, or one for all: send_recv, local_all_gather, global_all_gather, broadcast."] = "auto"
 
 
-@grouped
 def reshard(
-    tensor: Tensor,
-    fabric: HostLinks,
+    source: Annotated[
+        str, typer.Argument(metavar="FROM", help="Mesh, then R or S and mesh axes a dimension: '(2,4) S0 R R'.")
+    ],
+    destination: Annotated[
+        str, typer.Argument(metavar="TO", help="As FROM; its ranks follow those unless it says: '(2,4)@8 S0 R R'.")
+    ],
+    move: TensorMove,
     draw: Draw = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show the plan that moves one tensor between meshes: unit tasks, senders, order, way,
-    predicted time against the lower bound, and every NIC's use.
+    """Show the plan that moves one tensor between two meshes.
 
-    Example: plait reshard --from "(2,4) R S0 R" --to "(2,4) S0 R R" --shape 1024,1024,512
-    dtype=int32
+    It has unit tasks, senders, order, way, predicted time against the lower bound, and every NIC's
+    use.
+
+    Examples:
+        plait reshard "(2,4) R S0 R" "(2,4) S0 R R" shape=1024,1024,512
+        plait reshard "(4) S0" "(4)@2 R" shape=999 ranks_per_host=2 --draw move.svg
     """
     from plait.api.resharding import explain_reshard, fabric_of
     from plait.core.base.errors import ReshardError
@@ -70,19 +59,19 @@ def reshard(
     from plait.core.base.lab_hosts import parse_rate
     from plait.core.reshard.layouts import Reshard, TensorLayout
 
-    first = TensorLayout.parse(tensor.source)
-    second = TensorLayout.parse(tensor.destination, first_rank=max(first.ranks) + 1)
-    sizes, itemsize, rate = _shape(tensor.shape), _itemsize(fabric.dtype), parse_rate(fabric.nic)
+    first = TensorLayout.parse(source)
+    second = TensorLayout.parse(destination, first_rank=max(first.ranks) + 1)
+    sizes, itemsize, rate = _shape(move.shape), _itemsize(move.dtype), parse_rate(move.nic)
     if rate is None:
         raise ReshardError("nic=unlimited leaves nothing to plan for. Give a rate, such as 10gbit.")
     links = fabric_of(
-        first, second, rate=rate / 8, latency=_seconds(fabric.latency), nics_per_host=fabric.nics_per_host,
-        ranks_per_host=fabric.ranks_per_host,
+        first, second, rate=rate / 8, latency=_seconds(move.latency), nics_per_host=move.nics_per_host,
+        ranks_per_host=move.ranks_per_host,
     )  # fmt: skip
-    way = None if fabric.way == "auto" else fabric.way
+    way = None if move.way == "auto" else move.way
     found = explain_reshard(Reshard(first, second, sizes, itemsize), links, way)  # type: ignore[arg-type]
     shape = "x".join(map(str, sizes)) or "scalar"
-    found = replace(found, title=f"{first} -> {second}, {fabric.dtype} {shape}, {fabric.nic}")
+    found = replace(found, title=f"{first} -> {second}, {move.dtype} {shape}, {move.nic}")
     for path in draw or []:
         with explained(f"{path} cannot be written", fix="Choose another with --draw"):
             found.draw(path)
@@ -96,7 +85,7 @@ def _shape(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:
         raise ReshardError(
-            f"--shape {text}: whole numbers with commas between them are expected, such as 1024,1024,512."
+            f"shape={text}: whole numbers with commas between them are expected, such as 1024,1024,512."
         ) from None
 
 

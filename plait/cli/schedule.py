@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from plait.cli import terminal
-from plait.cli.terminal import Settings, grouped
+from plait.cli.commands import AsJson, Draw, Settings
 from plait.core.base.numbers import Count
 
 LONGEST = 1e12
@@ -44,26 +43,25 @@ class ScheduleSettings(Settings):
         return forward, input_gradient, weight_gradient
 
 
-@grouped
 def schedule(
     name: Annotated[
         str,
         typer.Argument(metavar="NAME", help="gpipe, 1f1b, eager-1f1b, slack-1f1b, interleaved, zb-h1, ... or a file."),
     ],
     drawn: ScheduleSettings,
-    draw: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf). Repeatable."),
-    ] = None,
+    draw: Draw = None,
     ops: Annotated[
         bool, typer.Option("--ops", help="Print the ops, transfers included, instead of the picture.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Draw a pipeline schedule, with its bubble and memory, simulated and by formula. NAME may be a
-    file with a hand-written one.
+    """Draw a pipeline schedule, with its bubble and memory.
 
-    Example: plait schedule zb-h1 pp=4 micro_batches=8 costs=1,1,1 transfer=0.2
+    Both are simulated, and by formula. NAME may be a file with a hand-written schedule.
+
+    Examples:
+        plait schedule 1f1b
+        plait schedule zb-h1 pp=4 micro_batches=8 costs=1,1,1 transfer=0.2
     """
     from plait.api.schedules import Shape, show_schedule
     from plait.core.base.files import explained

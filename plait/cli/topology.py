@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from plait.cli import terminal
-from plait.cli.terminal import Settings, grouped
+from plait.cli.commands import App, AsJson, Draw, Group, Settings
 from plait.core.base.numbers import Count, Natural
 
 if TYPE_CHECKING:
     from plait.api.topologies import TopologyAnswer
 
 
-class _ShowsFiles(TyperGroup):
+class _ShowsFiles(Group):
     """A group of commands that takes any other word as a file to show: ``plait topology FILE``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -29,14 +28,9 @@ class _ShowsFiles(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    cls=_ShowsFiles,
-    no_args_is_help=True,
-    help="Topologies: switches, nodes and what these are doing. 'plait topology FILE' shows one.",
+app = App(
+    "Show, convert or make up a cluster's switches and nodes.\n\n'plait topology FILE' shows one.", cls=_ShowsFiles
 )
-Draw = Annotated[
-    list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")
-]
 LevelOption = Annotated[
     str, typer.Option(metavar="LEVEL", help="Down to here: its name, or how far below the top.", show_default="by size")
 ]
@@ -86,13 +80,10 @@ class Output:
         str,
         typer.Option("--as", metavar="FORM", help="Print it as toml, json, topology.conf or topology.yaml instead."),
     ] = ""
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, with minipods and free nodes counted.")] = (
-        False
-    )
+    as_json: AsJson = False
 
 
 @app.command()
-@grouped
 def show(
     file: Annotated[
         str,
@@ -108,7 +99,9 @@ def show(
 ) -> None:
     """Show a topology, convert it, or draw it.
 
-    Example: plait topology topology.conf states=nodes.txt --draw cluster.svg
+    Examples:
+        plait topology show topology.conf states=nodes.txt --draw cluster.svg
+        plait topology topology.conf --as toml -o cluster.toml
     """
     from plait.api.topologies import TopologyAnswer, read_groups, read_topology
 
@@ -126,11 +119,12 @@ def show(
 
 
 @app.command()
-@grouped
 def generate(cluster: Generated, output: Output) -> None:
     """Make up a cluster, fragmented as real ones are.
 
-    Example: plait topology generate minipods=11 nodes=1019 busy=0.4 seed=3 --out cluster.toml
+    Examples:
+        plait topology generate minipods=4 nodes=128
+        plait topology generate minipods=11 nodes=1019 busy=0.4 seed=3 -o cluster.toml
     """
     from plait.api.topologies import MinipodSizes, TopologyAnswer, generate_topology
     from plait.core.topology.switches import Hardware

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plait.cli import terminal
-from plait.cli.terminal import grouped
+from plait.cli.commands import JobOverrides
 from plait.core.base.text import printable
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ class Where:
     on: Annotated[
         str,
         typer.Option(
+            metavar="PLACE",
             help="Where: local; slurm or slurm:PARTITION; kubernetes or kubernetes:NAMESPACE; lab:HOSTSxRANKS@RATE "
             "for an emulated cluster, such as lab:2x1@1gbit or, with a slower core between minipods, "
-            "lab:4x1@1gbit,2pods@300mbit."
+            "lab:4x1@1gbit,2pods@300mbit.",
         ),
     ] = "local"
     rank_table: Annotated[
@@ -58,14 +59,13 @@ class Trial:
     write: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
+            metavar="FOLDER",
             help="With --on kubernetes: write all objects of the run into this folder, for kubectl apply -f, and send "
             "nothing.",
         ),
     ] = None
 
 
-@grouped
 def train(
     where: Where,
     trial: Trial,
@@ -73,18 +73,17 @@ def train(
         Path,
         typer.Argument(metavar="JOB", help="The job file (TOML), or a plan (JOB.plan.json) to be obeyed as it stands."),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="In place of the file's: train.steps=100."),
-    ] = None,
+    overrides: JobOverrides = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", hidden=True, help="For torchrun's ranks.")] = False,
 ) -> None:
-    """Train; the same command resumes a run that was stopped or killed.
+    """Train a model; the same command resumes a stopped run.
 
     Settings stand in the job file, in the tables [model], [data], [train], [strategy] and [run]:
     plait job lists them all, plait job KEY explains one, and docs/job.md has the same to read.
 
-    Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
+    Examples:
+        plait train first.toml
+        plait train first.toml train.steps=100 strategy.tp=1 --dry-run
     """
     from plait.api.job_check import check_ranks, room_of
     from plait.api.places import place_of, with_table
@@ -101,6 +100,7 @@ def train(
             _write_manifests(trial.write, job, given, place)
         if trial.dry_run or trial.write:
             return
+        terminal.say(f"planning {job}")
         # torchrun's ranks may run on other machines, too
         ready = prepare(job, given, place, check_memory=not plan_only)
         _remark(ready)
@@ -173,19 +173,29 @@ def _show(file: Path, overrides: list[str], place: LaunchTarget, as_json: bool) 
 # ---- trained models ----
 
 
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/first.")]
+
+
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/quickstart.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write.")],
+    run: RunFolder,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="The folder to write.")],
     step: Annotated[
         str | None,
         typer.Option(
+            metavar="STEP",
             help="The checkpoint after this step, or best, that with the least evaluation loss; by default the newest "
-            "that is whole."
+            "that is whole.",
         ),
     ] = None,
 ) -> None:
-    """Write a run's checkpoint as a Hugging Face folder: safetensors, configuration and
-    tokenizer."""
+    """Write a run's checkpoint as a Hugging Face folder.
+
+    It holds safetensors, configuration and tokenizer.
+
+    Examples:
+        plait export runs/first -o exported
+        plait export runs/first -o exported --step best
+    """
     from plait.api.training import export_run
 
     exported = export_run(run, out, step)
@@ -195,14 +205,23 @@ def export(
 
 
 def sample(
-    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/quickstart.")],
-    prompt: Annotated[str, typer.Option(help="The text to continue.")],
-    tokens: Annotated[int, typer.Option(help="How many tokens to add at most.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="Of the random choices; the same seed gives the same text.")] = 0,
-    step: Annotated[str | None, typer.Option(help="Of the checkpoint, or best; the newest if not given.")] = None,
+    run: RunFolder,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.")],
+    tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens to add at most.")] = 200,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 always takes the likeliest token.")] = 0.8,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Of the random choices; the same seed gives the same text.")
+    ] = 0,
+    step: Annotated[
+        str | None, typer.Option(metavar="STEP", help="Of the checkpoint, or best; the newest if not given.")
+    ] = None,
 ) -> None:
-    """Continue a text with a run's newest checkpoint: shows what it has learned."""
+    """Continue a text with a run's newest checkpoint.
+
+    Examples:
+        plait sample runs/first --prompt "def main("
+        plait sample runs/first --prompt "import " --tokens 50 --temperature 0
+    """
     from plait.api.training import sampler
 
     trained = sampler(run, step)

@@ -24,7 +24,7 @@ def texts(tmp_path: Path) -> Path:
 def test_sources_are_prepared_once_and_shown(texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "corpus"
     for _ in range(2):
-        done = succeed("data", "prepare", str(texts), "--out", str(out), "--eval-fraction", "0", "--json")
+        done = succeed("data", "prepare", str(texts), "--out", str(out), "eval_fraction=0", "--json")
         (found,) = json.loads(done.stdout)["corpora"]
         assert (found["split"], found["documents"]) == ("train", 20)
     corpus = Corpus.open(out)
@@ -38,7 +38,7 @@ def test_sources_are_prepared_once_and_shown(texts: Path, tmp_path: Path) -> Non
 
 
 def test_a_prepared_corpus_is_a_source_of_a_job(texts: Path, tmp_path: Path) -> None:
-    succeed("data", "prepare", str(texts), "--out", str(tmp_path / "corpus"), "--eval-fraction", "0.3")
+    succeed("data", "prepare", str(texts), "--out", str(tmp_path / "corpus"), "eval_fraction=0.3")
     (tmp_path / "job.toml").write_text(
         '[model]\nfamily = "gpt"\nhidden = 8\nnum_layers = 1\nnum_heads = 1\n'
         f'[data]\ntext = "corpus"\nsequence_length = 8\n[train]\nsteps = 3\n[run]\nfolder = "{tmp_path}/runs"\n'

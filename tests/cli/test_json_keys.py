@@ -30,7 +30,7 @@ COMMANDS = {
     "plan A B": "plan a.plan.json b.plan.json",
     "train --dry-run": "train job.toml strategy.dp=2 run.device=cpu --dry-run",
     "schedule": "schedule zb-h1 pp=4 micro_batches=6",
-    "reshard": "reshard --from '(2,4) R S0 R' --to '(2,4)@8 S0 R R' --shape 64,64,8",
+    "reshard": "reshard '(2,4) R S0 R' '(2,4)@8 S0 R R' shape=64,64,8",
     "topology": "topology show switches.conf",
     "place": "place placed.toml place.topology=switches.conf",
     "queue replay": "queue replay jobs.csv nodes=100 load=0.85 reserve=60@+6h planned_for=2h minipod=10 policy=fifo",

@@ -55,7 +55,7 @@ def test_a_log_becomes_a_profile_and_a_table(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_jobs_layer_on_two_ranks(tmp_path: Path) -> None:
     job = write_job(tmp_path)
-    done = succeed("measure", "machine", job, "--world-size", "2", "--seconds", "5", folder=tmp_path)
+    done = succeed("measure", "machine", job, "world_size=2", "seconds=5", folder=tmp_path)
     for word in ("all_reduce", "overlapped", "matrix products", "memory", "2 ranks, in a node", "profile.json"):
         assert word in done.stdout
     found = Profile.read(tmp_path / "profile.json")
@@ -69,7 +69,7 @@ def test_a_measurement_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text("as it was")
     main, side = pty.openpty()  # what is measured is said on terminals alone
     process = subprocess.Popen(
-        command("--world-size", "2", "--seconds", "60"), cwd=tmp_path, stdout=side, stderr=side, start_new_session=True,
+        command("world_size=2", "seconds=60"), cwd=tmp_path, stdout=side, stderr=side, start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     os.close(side)

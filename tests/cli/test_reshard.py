@@ -14,12 +14,9 @@ from tests.support.command import plait
 TIER = "unit"
 
 CASE_3 = [
-    "--from",
     "(2,4) R S0 R",
-    "--to",
     "(2,4) S0 R R",
-    "--shape",
-    "1024,1024,512",
+    "shape=1024,1024,512",
     "dtype=int32",
     "latency=0s",
 ]
@@ -54,5 +51,5 @@ def test_a_picture_in_a_file(tmp_path: Path, ending: str) -> None:
 
 def test_meshes_that_share_ranks_and_a_way_by_name() -> None:
     named = ["ranks_per_host=2", "way=send_recv", "--json"]
-    found = json.loads(explain("--from", "(4) S0", "--to", "(4)@2 R", "--shape", "999", *named).stdout)
+    found = json.loads(explain("(4) S0", "(4)@2 R", "shape=999", *named).stdout)
     assert {step["way"] for step in found["steps"]} == {"send_recv"}

@@ -16,8 +16,8 @@ from tests.support.command import plait, values
 from tests.support.runs import command, on_terminal, write_job
 
 PLAIT = [sys.executable, "-m", "plait.cli.main"]
-EXPLAIN = [*PLAIT, "reshard", "--from", "(2,4) R S0 R", "--to", "(2,4) S0 R R",
-           "--shape", "1024,1024,512", "dtype=int32", "latency=0s"]  # fmt: skip
+EXPLAIN = [*PLAIT, "reshard", "(2,4) R S0 R", "(2,4) S0 R R", "shape=1024,1024,512",
+           "dtype=int32", "latency=0s"]  # fmt: skip
 SHOW = [*PLAIT, "schedule"]
 NAME = "[v2] [b] :smile: \x1b[31m"
 SHOWN = "[v2] [b] :smile: \\x1b[31m"
@@ -144,10 +144,10 @@ def test_settings_can_be_looked_up() -> None:
     every = plait("job").stdout
     for key in ("model.num_layers", "data.text", "train.global_batch_size", "strategy.slices.batch", "run.timeout"):
         assert f"\n{key}: " in every
-    (key,) = values("job", "train.steps")
+    (key,) = values("job", "train.steps")["settings"]
     assert key["name"] == "train.steps"
     assert key["default"] == "300"
-    sections = [one["name"] for one in values("job")]
+    sections = [one["name"] for one in values("job")["settings"]]
     tables = ["model", "data", "train", "strategy", "cluster", "plan", "recipe", "run", "slurm", "kubernetes", "place"]
     assert sections == tables
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.lab
 
 @pytest.mark.slow
 def test_a_profile_of_two_hosts(needs_lab: None, tmp_path: Path) -> None:
-    words = ["measure", "machine", "--on", "lab:2x1@200mbit", "--seconds", "6", "--out", str(tmp_path / "lab.json")]
+    words = ["measure", "machine", "--on", "lab:2x1@200mbit", "seconds=6", "--out", str(tmp_path / "lab.json")]
     done = subprocess.run(
         [sys.executable, "-m", "plait.cli.main", *words], capture_output=True, text=True, timeout=120, check=False
     )

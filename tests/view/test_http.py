@@ -72,7 +72,7 @@ def test_the_page_and_what_it_loads(page: str) -> None:
         "/assets//etc/passwd", "/etc/passwd", "/assets/....//....//etc/passwd",
         "/_dash-component-suites/../../etc/passwd",
         "/_dash-component-suites/dash/%2e%2e/%2e%2e/passwd", "/assets/..\\..\\passwd", "/runs", "/plan.json",
-        "/_dash-component-suites/plait/cli/view.py", "/assets/%00", "//etc/passwd",
+        "/_dash-component-suites/plait/cli/runs.py", "/assets/%00", "//etc/passwd",
     ],
 )  # fmt: skip
 def test_paths_that_lead_out_are_refused(page: str, path: str) -> None:
@@ -356,14 +356,14 @@ def test_view_needs_a_folder(tmp_path: Path) -> None:
 def test_view_says_that_a_folder_is_no_run_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from plait.cli import view
+    from plait.cli.runs import view
 
     monkeypatch.setattr("werkzeug.serving.BaseWSGIServer.serve_forever", lambda self: None)
     (tmp_path / "empty").mkdir()
-    view.view([tmp_path / "empty"], port=0)
+    view([tmp_path / "empty"], port=0)
     told = capsys.readouterr().out
     assert f"{tmp_path / 'empty'} holds no run yet" in told
     assert told.index("no run yet") < told.index("http://127.0.0.1:")
     (tmp_path / "empty" / "plan.json").touch()
-    view.view([tmp_path / "empty"], port=0)
+    view([tmp_path / "empty"], port=0)
     assert "no run yet" not in capsys.readouterr().out

@@ -32,20 +32,27 @@ def check_tables(values: Mapping[str, Any], tables: Collection[str], typed: Coll
             fix = _written([f"{key}.{name}"], value, key in typed) if name else other
             fix = fix if name or key in typed else f"Write [{key}] and the keys below it"
             raise JobError(f"{show(value)} is not a table", key=key, fix=fix)
-        if key_of(key) is None and (names := _settings(key)):
+        if key_of(key) is None and (names := settings_named(key) or _nearest(key)):
             problem = "stands without its table" if names[0].endswith(f".{key}") else f"is not a setting; {names[0]} is"
             raise JobError(problem, key=key, fix=_written(names, value, key in typed))
 
 
-def _settings(name: str) -> list[str]:
-    """Return the settings ``TABLE.name``; if there are none, the one whose name is closest, if any
-    is."""
+def settings_named(name: str) -> list[str]:
+    """Return the settings ``TABLE.name``; for a table's own name, the setting that it probably
+    means."""
+    return [f"{name}.{MEANT[name]}"] if name in MEANT else [one for one in _settings() if one.endswith(f".{name}")]
+
+
+def _nearest(name: str) -> list[str]:
+    """Return the setting whose name is closest, if any is."""
+    last = {one.partition(".")[2]: one for one in _settings()}
+    return [last[key] for key in get_close_matches(name, last, n=1, cutoff=ALIKE)]
+
+
+def _settings() -> list[str]:
     from plait.core.job.reference import reference  # a module that imports this one
 
-    known = [one.name for table in reference() for one in table.keys if one.name.count(".") == 1]
-    found = [one for one in known if one.endswith(f".{name}")]
-    last = {one.partition(".")[2]: one for one in known}
-    return found or [last[key] for key in get_close_matches(name, last, n=1, cutoff=ALIKE)]
+    return [one.name for table in reference() for one in table.keys if one.name.count(".") == 1]
 
 
 def _written(names: list[str], value: Any, typed: bool) -> str:

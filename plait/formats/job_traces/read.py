@@ -154,7 +154,7 @@ COLUMNS = {
 }
 """Column names of a table by field of a job. Times are seconds or ISO 8601 dates, durations
 seconds. GPUs are the whole job's, or each instance's if the table has a column of instances."""
-_EXAMPLE = "Write for example --columns submit=submit_time,duration=duration,gpus=num_gpu,group=cluster"
+_EXAMPLE = "Write for example columns=submit=submit_time,duration=duration,gpus=num_gpu,group=cluster"
 _NUMBER = re.compile(r"\s*[-+]?[0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?\s*", re.IGNORECASE)
 
 
@@ -229,12 +229,12 @@ def parse_columns(text: str) -> dict[str, str]:
     for part in text.split(","):
         key, _, column = (word.strip() for word in part.partition("="))
         if not column:
-            raise JobError(f"'{part.strip()}' is no FIELD=COLUMN", key="--columns", fix=_EXAMPLE)
+            raise JobError(f"'{part.strip()}' is no FIELD=COLUMN", key="columns", fix=_EXAMPLE)
         if key not in COLUMNS:
             problem = f"'{key}' is not a field of a job{nearest(key, COLUMNS)}"
-            raise JobError(problem, key="--columns", fix=f"Fields are {', '.join(COLUMNS)}")
+            raise JobError(problem, key="columns", fix=f"Fields are {', '.join(COLUMNS)}")
         if key in found:
-            raise JobError(f"'{key}' is given twice", key="--columns", fix=_EXAMPLE)
+            raise JobError(f"'{key}' is given twice", key="columns", fix=_EXAMPLE)
         found[key] = column
     return found
 
@@ -247,7 +247,7 @@ def read_trace(path: str | Path, form: str = "", columns: Mapping[str, str] | No
     file = Path(path)
     if form and form not in NAMES:
         problem = f"there is no form '{form}'{nearest(form, NAMES)}"
-        raise JobError(problem, key="--format", fix=f"Use one of {', '.join(NAMES)}")
+        raise JobError(problem, key="format", fix=f"Use one of {', '.join(NAMES)}")
     if not file.exists():
         raise DataError(f"{file}: there is no such file.")
     if not file.is_file():  # a pipe can be read only once, and the header is read first
@@ -312,7 +312,7 @@ def _chosen(form: TraceForm, names: list[str], columns: Mapping[str, str] | None
     there = ", ".join(names)[:1000]
     if missing := [column for column in chosen.values() if column not in names]:
         problem = f"there is no column {', '.join(map(repr, missing))}{nearest(missing[0], names)}"
-        key = "--format" if columns is None else "--columns"
+        key = "format" if columns is None else "columns"
         raise JobError(problem, file=str(file), key=key, fix=f"Its columns are {there}")
     lacking = [key for key in ("submit", "gpus") if key not in chosen]
     lacking += [] if {"duration", "end"} & set(chosen) else ["duration (or end)"]

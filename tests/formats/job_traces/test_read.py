@@ -97,7 +97,7 @@ def test_published_forms(tmp_path: Path, form: str, text: str, told: dict[str, A
     if form != "philly":
         lacks = text.replace(next(iter(FORMS[form].columns.values())), "x")
         file.write_text(lacks)
-        with pytest.raises(JobError, match="--format: there is no column") as caught:
+        with pytest.raises(JobError, match="format: there is no column") as caught:
             read_trace(file, form)
         assert "x" in (caught.value.fix or "")
 
@@ -274,7 +274,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_trace(tmp_path / "nothing.csv")
     with pytest.raises(DataError, match="is no regular file"):
         read_trace(tmp_path)
-    with pytest.raises(JobError, match=r"--format: there is no form 'heliios' \(did you mean 'helios'"):
+    with pytest.raises(JobError, match=r"format: there is no form 'heliios' \(did you mean 'helios'"):
         read_trace(tmp_path, "heliios")
 
 
