@@ -1,7 +1,7 @@
 """Profiles from measurements of other tools, so that no cluster must be measured twice.
 
 ===============  ======================================================================================
-nccl-tests       printed output (``nccl_tests.log``) and JSON files (``nccl_tests.json_form``), also of rccl-tests
+nccl-tests       printed output (``nccl_tests.log``) and JSON (``nccl_tests.json_form``), also of rccl-tests
 Galvatron        files of measured bandwidths and times (``formats.galvatron``)
 Plait            its own profiles, so that all can be joined
 refused          any other file; logs and JSON documents above the limits of size
