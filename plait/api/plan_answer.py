@@ -181,7 +181,7 @@ class PlanAnswer(Shown):
             yield ""
             yield Table("", (f"To write into {written.file}:",), [(line,) for line in written.lines])
             if written.removed:
-                yield f"To take out of it: {', '.join(one.strip(JSON_QUOTE) for one in written.removed)}."
+                yield f"To take out of it: {', '.join(written.removed)}."
 
     def _settings(self) -> tuple[list[str], list[TextColumn]]:
         """Return settings that all strategies share, in words, and columns of settings that
@@ -398,7 +398,6 @@ MORE: Sequence[TextColumn] = (
 )
 SAVINGS, MOST_SAVINGS = ("held", "freed", "step", "setting to write"), 3
 """Header of the table of what would free memory, and the most rows that are shown."""
-JSON_QUOTE = '"'
 
 
 # ---- clusters ----

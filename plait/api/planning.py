@@ -76,7 +76,10 @@ class Planning(Shown):
         written = None if own else self._own_strategy(answer.best)
         closing = ""
         if own and self._searchable and self.config:
-            closing = HOW.format(file=Path(self.config.file).name, framework=answer.framework)
+            batch = f" train.global_batch_size={answer.best.job.train.global_batch_size}" * bool(
+                self.config.local_batch
+            )
+            closing = HOW.format(file=Path(self.config.file).name, framework=answer.framework, batch=batch)
         return PlanAnswer(answer=answer, explain=explain, what_if=change, hints=hints, file_strategy=written,
                           closing_note=closing)  # fmt: skip
 

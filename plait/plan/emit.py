@@ -11,10 +11,10 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plait.core.base.codec.toml_text import show
 from plait.core.base.errors import JobError, PlaitError, nearest
 from plait.core.base.text import in_bytes, in_seconds
 from plait.core.job.spec import Job
@@ -59,7 +59,7 @@ WRITERS: Mapping[str, Writer] = {
 }  # fmt: skip
 HOW = (
     "This is {file} as it is. With strategy=auto, the same command searches for the fastest strategy of {framework}; "
-    "with strategy.tp=auto strategy.pp=auto strategy.dp=auto, only for other parallel degrees."
+    "with strategy.tp=auto strategy.pp=auto strategy.dp=auto{batch}, only for other parallel degrees."
 )
 """A remark on a file whose strategy is predicted, and not searched for."""
 SAME = 0.005
@@ -195,51 +195,51 @@ def own_strategy(planner: Planner, config: ParsedConfig, own: Job | PlaitError, 
     written = [text for name, text in after.items() if before.get(name) != text]
     removed = [name for name in before if name not in after]
     needed = [after[need] for name, need in NEEDS.items() if after.get(name) in written]
-    lines = _nested(*map(json.loads, texts)) if config.framework == "deepspeed" else _as_in(file, [*written, *needed])
-    return OwnStrategy(found, "", [*written, *(f"no {name}" for name in removed)], file, lines, removed)
-
-
-def _nested(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the values that differ from ``before``, as lines of JSON."""
-
-    def changed(old: Any, new: Mapping[str, Any]) -> dict[str, Any]:
-        known: Mapping[str, Any] = old if isinstance(old, dict) else {}
-        return {
-            key: changed(known.get(key), value) if isinstance(value, dict) else value
-            for key, value in new.items()
-            if known.get(key) != value
-        }
-
-    return json.dumps(changed(before, after), indent=2).splitlines()
+    if config.framework == "deepspeed":
+        old, new = map(json.loads, texts)  # whole tables: a framework's defaults may depend on other keys of a table
+        lines = json.dumps({key: value for key, value in new.items() if old.get(key) != value}, indent=2).splitlines()
+    else:
+        lines = _as_in(file, [*written, *needed])
+    changes = [*written, *(f"no {name}" for name in removed)]
+    return OwnStrategy(found, "", changes, file, lines, [_named_in(file, one) for one in removed if one not in PARTS])
 
 
 def _as_in(file: str, written: Sequence[str]) -> list[str]:
     """Return changed settings as lines of a file: flags and lines of Python as they are; for TOML
-    and YAML, in their syntax. What TOML has no key for becomes a comment."""
-    if file.endswith((".yaml", ".yml")):
-        pairs = [text.removeprefix("--").partition(" ") for text in written]
-        return [f"{name.replace('-', '_')}: {value or 'true'}" for name, _, value in pairs]
+    and YAML, in their syntax."""
+    if file.endswith(YAML):
+        pairs = [text.partition(" ") for text in written]
+        return [f"{_named_in(file, name)}: {value or 'true'}" for name, _, value in pairs]
     if not file.endswith(".toml"):
         return list(written)
-    tables, others = dict[str, list[str]](), list[str]()
+    tables = dict[str, list[str]]()
     for text in written:
         name, _, value = text.partition(" = ")
-        name, value = TOML_KEYS.get(name, name), TOML_VALUES.get(value, value)
-        table, _, key = name.rpartition(".")
-        try:
-            line = f"{key} = {show(literal_eval(value))}"
-        except (ValueError, SyntaxError):
-            line, table = "", ""
-        if table:
-            tables.setdefault(table, []).append(line)
-        else:
-            others.append(f"# {text}")
-    return [*(line for table, some in tables.items() for line in (f"[{table}]", *some)), *others]
+        if not value or name in PARTS[1:]:
+            continue
+        found = literal_eval(TOML_VALUES.get(value, value))
+        if name == PARTS[0]:
+            found = [[f"layers.{layer}" for layer in range(*ends)] for ends in pairwise(found)]
+            found = [["tok_embeddings", *found[0]], *found[1:-1], [*found[-1], "norm", "output"]]
+        table, _, key = _named_in(file, name).rpartition(".")
+        tables.setdefault(table, []).append(f"{key} = {json.dumps(found)}")
+    return [line for table, some in tables.items() for line in (f"[{table}]", *some)]
 
 
+def _named_in(file: str, name: str) -> str:
+    """Return an emitted setting's name as a file calls it."""
+    if file.endswith(YAML):
+        return name.removeprefix("--").replace("-", "_")
+    return TOML_KEYS.get(name, name) if file.endswith(".toml") else name.strip('"')
+
+
+YAML = (".yaml", ".yml")
+PARTS = ("first", "parts", "parts[0].insert(0,", "parts[-1]", "parallelism.module_fqns_per_model_part")
+"""Names of the lines in a Python module of torchtitan that cut the model into stages."""
 NEEDS = {"compile.enable_async_tensor_parallel": "compile.enable"}
 """Settings without which a changed one is refused. Emitted settings have them, and a file may not."""
 TOML_KEYS = {
+    PARTS[0]: PARTS[-1],
     "config.activation_checkpoint": "activation_checkpoint.mode",
     "compile.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -81,6 +82,35 @@ def test_a_file_s_strategy_beside_the_best_that_is_searched(
     assert both["as_written"]["own"]["seconds"] == pytest.approx(alone["candidates"][0]["seconds"])
     assert best["seconds"] < both["as_written"]["own"]["seconds"] and len(both["candidates"]) > 1
     assert any(changed in one for one in both["as_written"]["changes"])
+
+
+@pytest.mark.parametrize("file", ["titan.toml", "ds.json", "run.sh", "flags.yaml"])
+def test_a_file_with_the_written_lines_has_the_best_prediction(folder: Path, file: str) -> None:
+    flags = re.findall(r"--([-\w]+)(?: ([\w.]+))?", SCRIPT.partition("pretrain_gpt.py")[2])
+    (folder / "flags.yaml").write_text("".join(f"{key.replace('-', '_')}: {value or 'true'}\n" for key, value in flags))
+    before, words = (folder / file).read_text(), ("cluster.ranks=8", *(DS_MODEL if file == "ds.json" else ()))
+    found = json.loads(plan(folder, file, *words, "strategy=auto", "--json").stdout)
+    said = plan(folder, file, *words, "strategy=auto").stdout.partition(f"To write into {file}:\n")[2]
+    lines = said.partition("To take out")[0].partition("\n")[2]
+    for name in re.findall(r"[-\w]+", said.partition("To take out of it: ")[2]):
+        before = re.sub(rf"{name}\b", "", before)
+    if file == "ds.json":
+        written = json.dumps(json.loads(before) | json.loads(lines))
+    elif file == "titan.toml":
+        old, new = tomllib.loads(before), tomllib.loads(lines)
+        tables = {name: old.get(name, {}) | new.get(name, {}) for name in {**old, **new}}
+        written = "".join(
+            f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+            for name, table in tables.items()
+        )
+    elif file == "run.sh":
+        written = f"{before.rstrip()} {lines.replace(chr(10), ' ')}"
+    else:
+        changed = {line.partition(":")[0] for line in lines.splitlines()}
+        written = "".join(one for one in before.splitlines(True) if one.partition(":")[0] not in changed) + lines
+    (folder / file).write_text(written)
+    again = json.loads(plan(folder, file, *words, "--json").stdout)
+    assert again["candidates"][0]["seconds"] == pytest.approx(found["candidates"][0]["seconds"])
 
 
 def test_a_search_beside_flags_that_nobody_knows_predicts_no_own_strategy(folder: Path) -> None:
