@@ -42,7 +42,7 @@ def main():
     line = take_launcher()
     with Control(None if line is None else Channel.inherited(line)) as control:
         control.save_from_now_on()
-        control.doing("step 1", step=0)
+        control.set_activity("step 1", step=0)
         said = {name: getattr(rank, name) for name in ("world_size", "local_rank", "local_world_size", "node_rank",
                                                        "master_addr", "master_port")}
         task = os.environ.get("SLURM_PROCID")
@@ -100,7 +100,7 @@ try:
         )
         cluster = KubernetesNamespace()
         kubernetes.submit(cluster, run)
-        with kubernetes.heeding(cluster) as signals:
+        with kubernetes.queueing_signals(cluster) as signals:
             status = kubernetes.follow(cluster, run, signals)
     elif how == "warm":
         warm.usable_cores = lambda: 1

@@ -172,7 +172,7 @@ import os, sys
 os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
 ignore_print_errors()
 with Control(Channel.inherited(take_launcher())) as control:
-    control.fails(CheckpointError("there is no room for the checkpoint of step 40"))
+    control.report_failure(CheckpointError("there is no room for the checkpoint of step 40"))
 sys.exit(2)
 """
     with pytest.raises(PlaitError, match=r"^there is no room for the checkpoint of step 40$") as raised:
