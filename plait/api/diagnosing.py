@@ -127,13 +127,12 @@ def diagnose_run(folder: Path | str) -> Report | HangReport:
 
 def report_of(run: RecordedRun) -> Report:
     """Return the report of a run, compared with its plan's prediction."""
-    from plait.core.runs.memory_peaks import PROCESS, peaks_of
     from plait.diagnose.report import explain
 
     prediction, notes = _prediction(run.plan, run.uniform) if run.plan else (None, [])
-    memory = {}
-    if run.plan and (peaks_of(run.metrics) or peaks_of(run.metrics, PROCESS)):
-        memory = {place: sum(kinds.values()) for place, kinds in predicted_memory(run.plan, run.metrics)}
+    memory = {
+        place: sum(kinds.values()) for place, kinds in (predicted_memory(run.plan, run.metrics) if run.plan else ())
+    }
     notes = [*run.notes, *notes]
     return explain(run.recording, str(run.folder), run=run, prediction=prediction, memory=memory, notes=notes)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.base.ignored_input import IgnoredInput
-from plait.core.base.text import Column, Part, Shown, Table
+from plait.core.base.text import Column, Part, Shown, Table, counted
 
 if TYPE_CHECKING:
     from plait.core.record.exposure import Exposure
@@ -30,11 +30,11 @@ def _ms(seconds: float) -> str:
 
 
 def _exposed(exposure: Exposure, waited: float | None = None) -> str:
-    """Return text such as ``17.3 ms a step: exposed 11.6 ms (5.0 ms of it in waits), hidden
+    """Return text such as ``17.3 ms a step, exposed 11.6 ms (5.0 ms of it in waits), hidden
     33%``."""
     waits = f" ({waited * 1e3:.1f} ms of it in waits)" if waited is not None else ""
     exposed = f"exposed {exposure.exposed * 1e3:.1f} ms{waits}, hidden {exposure.fraction:.0%}"
-    return f"{exposure.total * 1e3:.1f} ms a step: {exposed}"
+    return f"{exposure.total * 1e3:.1f} ms a step, {exposed}"
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,9 @@ class RunTimeline(Shown):
         return summarise(self.recorded.uniform.recording)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return seconds of a rank's mean step by kind, and communication with its hidden share:
-        over all ranks, and as ``hidden_of_rank_0`` of rank 0, which ``metrics.jsonl`` describes.
-        Steps count from
-        0."""
+        """Return seconds of a rank's mean step by kind, and communication with its hidden share,
+        for JSON: over all ranks, and as ``hidden_of_rank_0`` of rank 0, which ``metrics.jsonl``
+        describes. Steps count from 0."""
         found = self.summary
 
         def rows(seconds: str) -> list[dict[str, Any]]:
@@ -90,22 +89,25 @@ class RunTimeline(Shown):
     def parts(self) -> Iterator[Part]:
         """Yield milliseconds by kind over the steps whose spans are kept, and over all steps;
         hidden communication."""
+        from plait.diagnose.measured.shares import step_range
+
         found = self.summary
         yield from self.notes
-        sets = [f"{word}: over steps {_steps(steps[0], steps[-1])}"
+        sets = [f"{word}: over steps {step_range(steps[0], steps[-1])}"
                 for word, steps in (("last", found.last), ("all", found.every)) if steps]  # fmt: skip
-        title = f"{self.run}: ms of a rank's mean step; {', '.join(sets)}"
+        title = f"{self.run}: ms of the mean rank's mean step; {', '.join(sets)}"
         yield Table(title, ("what", "where", "direction", Column("last", _ms), Column("all", _ms)), found.whats)
         if found.hidden.fraction is not None:
-            yield f"communication {_exposed(found.hidden, found.waited)}{_ranks_note(found)}"
+            yield f"communication, over the last: {_exposed(found.hidden, found.waited)}{_ranks_note(found)}"
         if found.hidden_of_all and found.hidden_of_all.fraction is not None and found.every != found.last:
-            yield f"over all steps: {_exposed(found.hidden_of_all)}"
+            yield f"communication, over all: {_exposed(found.hidden_of_all)}"
         if len(found.trend) > 1 and found.hidden.fraction is not None:
-            shares = (f"{_steps(one.first, one.last)} {one.hidden.fraction or 0:.0%}" for one in found.trend)
-            yield f"hidden by step{', of all ranks' * (len(found.ranks) > 1)}: {', '.join(shares)}"
+            shares = (f"{step_range(one.first, one.last)}: {one.hidden.fraction or 0:.0%}" for one in found.trend)
+            yield f"hidden, the mean of {counted(len(found.ranks), 'rank')} in steps {', '.join(shares)}"
         if found.slowest:
             slow = (f"{one.step + 1} ({one.seconds:.2f} s, {one.times:.1f} times the median)" for one in found.slowest)
-            yield f"slowest steps: {', '.join(slow)}"
+            whose = "rank 0" if self.recorded.metrics else "each step's longest rank"
+            yield f"slowest steps, of {whose}: {', '.join(slow)}"
 
     def against(self, other: Path | str) -> TimelineComparison:
         """Compare the run with a plan's prediction (``plan.json``), or with another run's folder.
@@ -136,7 +138,7 @@ class RunTimeline(Shown):
 @dataclass(frozen=True)
 class TimelineComparison(Shown):
     """A comparison of two timelines. predicted: True if the other timeline is a plan's. notes:
-    sentences on files and on the plan. over: input that readers ignored."""
+    sentences on files and on the plan. over: counts of input that readers ignored."""
 
     run: Path
     other: Path
@@ -168,19 +170,25 @@ class TimelineComparison(Shown):
 
     def parts(self) -> Iterator[Part]:
         """Yield a table of the spans in both, then the spans in only one, then communication."""
+        from plait.diagnose.measured.shares import step_range
+
         found = self.result
-        steps = f"steps {found.steps[0] + 1} to {found.steps[-1] + 1}"
-        title = f"{self.run} against {self.other}: a rank's mean step over {len(found.ranks)} ranks, {steps}"
+        here, there = ("", "") if self.predicted else (" (here)", " (there)")
+        title = (
+            f"{self.run}{here} against {self.other}{there}: the mean rank's mean step, "
+            f"over {counted(len(found.ranks), 'rank')} and steps "
+            f"{step_range(found.steps[0], found.steps[-1])}"
+        )
         yield self._rows(title) if any(row.predicted is not None for row in found.rows) else Table(title)
         words = ("planned, never seen", "seen, not planned")
         words = words if self.predicted else (f"only in {self.other}", f"only in {self.run}")
         for word, unmatched in zip(words, (found.not_measured, found.not_planned), strict=True):
-            title = f"{word}: {'in a mean step' if unmatched else 'nothing'}"
+            title = f"{word}: {'in that mean step' if unmatched else 'nothing'}"
             yield _unmatched(title, unmatched) if unmatched else Table(title)
         for word, comm in zip(self._words, (found.predicted, found.measured), strict=True):
             if comm and comm.fraction is not None:
                 exposed = f"{_ms(comm.exposed)} of {_ms(comm.total)} ms ({comm.fraction:.0%} hidden)"
-                yield f"exposed communication, {word}: {exposed}"
+                yield f"exposed communication, {word}: {exposed} of that mean step"
         yield from self.notes
 
     @property
@@ -197,13 +205,13 @@ class TimelineComparison(Shown):
 
 
 def _ranks_note(summary: TimelineSummary) -> str:
-    """Return the ranks of the communication if several are known, and rank 0's share, which the
-    run's log lines show."""
+    """Return a sentence on the ranks that the communication covers, if several are known, and on
+    rank 0's share, which the run's log lines show."""
     if len(summary.ranks) < 2:
         return ""
     own = summary.hidden_first.fraction
     mean = f"; the mean of {len(summary.ranks)} ranks"
-    return mean if own is None else f"{mean} (rank 0 alone, as in the run's lines and metrics.jsonl: hidden {own:.0%})"
+    return mean if own is None else f"{mean} (rank 0 alone, as in the log and metrics.jsonl: hidden {own:.0%})"
 
 
 def _unmatched(title: str, spans: Sequence[Unmatched]) -> Table:
@@ -238,11 +246,6 @@ def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tupl
     return table, kinds_of_measured_costs(table) if plan.costs else ()
 
 
-def _steps(first: int, last: int) -> str:
-    """Return a range of steps, numbered from 1 as in all output."""
-    return str(first + 1) if first == last else f"{first + 1}-{last + 1}"
-
-
 # ---- traces for other tools ----
 
 
@@ -262,7 +265,7 @@ def export_trace(
 ) -> ExportedTrace:
     """Write ranks and steps of a run as a trace for ui.perfetto.dev: JSON if the file's name ends
     in .json, else Perfetto's own format. ranks: None: all. steps: from 0; None: the last three.
-    Raises DataError, OSError."""
+    Raises DataError if the run kept no such spans, OSError if the file cannot be written."""
     from plait.diagnose.measured.reading import read_run
     from plait.diagnose.perfetto import write_json, write_perfetto
 
@@ -276,8 +279,8 @@ def export_trace(
 def _chosen(
     recording: Recording, ranks: Sequence[int] | None, steps: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
-    """Return the wanted ranks and steps that the recording has. Raises DataError if it has none of
-    them."""
+    """Return (the wanted ranks, the wanted steps) that the recording has. Raises DataError if it
+    has none of them."""
     from plait.core.base.errors import DataError
 
     there = recording.spans["step"].unique().sort().to_list(), recording.spans["rank"].unique().sort().to_list()
@@ -286,7 +289,8 @@ def _chosen(
     if recording.chosen(*both).is_empty():
         first, last = (there[0][0] + 1, there[0][-1] + 1) if there[0] else (0, 0)
         raise DataError(
-            f"there are no spans of these ranks and steps: spans are kept of steps {first} to {last}, "
+            f"there are no spans of these ranks and steps: spans are kept of steps {first} "
+            f"to {last}, "
             f"ranks {there[1][0] if there[1] else 0} to {there[1][-1] if there[1] else 0}"
         )
     return both

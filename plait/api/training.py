@@ -233,9 +233,9 @@ def start_run(
 ) -> int:
     """Run a plan here, or submit it to a cluster manager; return the exit status.
 
-    follow: True to wait for a submitted run and show its output. report: called with sentences on a
-    submitted run. Raises LaunchError, and InfeasiblePlan and JobError for a plan that cannot run
-    here.
+    follow: True to wait for a submitted run and show its output. report: called with sentences on
+    the start, or on a submitted run. Raises LaunchError, and InfeasiblePlan and JobError for a plan
+    that cannot run here.
     """
     from plait.api.job_check import check_start
     from plait.api.places.base import ManagedTarget
@@ -243,6 +243,7 @@ def start_run(
     if not ready.memory_checked:
         check_start(ready.plan, place)
     if not isinstance(place, ManagedTarget) or place.inside:
+        report(f"starting {counted(ready.plan.layout.world_size, 'rank')}; their logs are in {ready.folder / 'logs'}")
         return run_plan(ready.plan, ready.folder, place, open_job=ready.open_job)
     sent = place.submit(ready.plan, ready.folder, follow=follow)
     for note in sent.notes:

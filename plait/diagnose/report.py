@@ -13,7 +13,7 @@ from plait.diagnose.measured.compare import Prediction
 from plait.diagnose.measured.reading import RecordedRun
 from plait.diagnose.measured.recording import Recording
 from plait.diagnose.measured.run_files import UniformRun
-from plait.diagnose.measured.shares import Drift, MeanStep, StepTimes, drift_of, mean_step, steps_of
+from plait.diagnose.measured.shares import Drift, MeanStep, StepTimes, drift_of, mean_step, step_range, steps_of
 from plait.diagnose.verdicts.bottlenecks import (
     BatchImbalance,
     Late,
@@ -41,7 +41,7 @@ from plait.diagnose.verdicts.verdict_words import WORTH, verdict_words
 from plait.diagnose.verdicts.what_if import WhatIf, what_if
 
 ROWS = 8
-"""Most rows of a table on the page."""
+"""The largest number of rows of a table on the report's page."""
 WASTED = 1.1
 """Ratio of measured to predicted memory above which the page explains the difference."""
 
@@ -134,8 +134,8 @@ class Report(Shown):
 
 
 def _values(one: Any, more: Sequence[str] = (), *, steps: Sequence[str] = (), without: Sequence[str] = ()) -> Any:
-    """Return the fields of a value, without ``without``, and the properties ``more``; None for
-    None. steps: fields that count steps from 0, returned counted from 1."""
+    """Return the fields of a value as a dictionary, without ``without``, and with its properties
+    ``more``; None for None. steps: fields that count steps from 0, returned counted from 1."""
     if one is None:
         return None
     values = one._asdict() if hasattr(one, "_asdict") else dict(vars(one))
@@ -148,7 +148,7 @@ def _values(one: Any, more: Sequence[str] = (), *, steps: Sequence[str] = (), wi
 
 
 def _prediction(found: Prediction, steps: StepTimes | None) -> dict[str, Any]:
-    return _values(found, steps=("first", "last"), without=("seconds", "steps")) | {
+    return _values(found, steps=("first", "last"), without=("seconds", "steps", "ranks")) | {
         "rows": [row.named("axis") for row in found.rows],
         "overlap": [_values(one, ("missed",)) for one in found.overlap],
         "step_seconds": found.seconds and {"predicted": found.seconds, "measured": steps and steps.median},
@@ -172,11 +172,14 @@ def _steps(report: Report) -> Iterator[Part]:
     steps = report.steps
     if not steps:
         return
-    speed = f", {steps.tokens_per_second:,.0f} tokens/s" if steps.tokens_per_second else ""
+    whose = ", of each step's longest rank"
+    if steps.tokens_per_second:
+        whose = f", of rank 0; {steps.tokens_per_second:,.0f} tokens/s of all ranks in the median step"
     yield (
-        f"{steps.count} steps ({steps.first + 1} to {steps.last + 1}), median {seconds_text(steps.median)} (10 % under "
-        f"{seconds_text(steps.p10)}, 10 % over {seconds_text(steps.p90)}), longest {seconds_text(steps.longest)} at "
-        f"step {steps.longest_at + 1}{speed}"
+        f"{steps.count} steps ({step_range(steps.first, steps.last)}), median "
+        f"{seconds_text(steps.median)} "
+        f"(10 % under {seconds_text(steps.p10)}, 10 % over {seconds_text(steps.p90)}), "
+        f"longest {seconds_text(steps.longest)} at step {steps.longest_at + 1}{whose}"
     )
     if report.utilisation:
         yield report.utilisation.sentence
@@ -204,32 +207,30 @@ def _shares(report: Report) -> Iterator[Part]:
         header = ("where it goes", Column("time", seconds_text), "share",
                   Column("waiting for the last rank", seconds_text, none=""))  # fmt: skip
         title = (
-            f"the mean rank's mean step, {seconds_text(mean.seconds)}, over {counted(mean.count, 'step')} "
-            f"({_span(mean)})"
+            f"the mean rank's mean step, {seconds_text(mean.seconds)}, over "
+            f"{counted(report.ranks, 'rank')} and "
+            f"{counted(mean.count, 'step')} ({step_range(mean.first, mean.last)})"
         )
         yield Table(title, header[:some], [row[:some] for row in rows[: ROWS + 2]])
     if drift:
         word = "longer" if drift.share > 0 else "shorter"
         yield (
-            f"Steps became {abs(drift.share):.0%} {word}: {seconds_text(drift.first)} in the first quarter, "
-            f"{seconds_text(drift.last)} in the last{_grew(drift)}."
+            f"Steps became {abs(drift.share):.0%} {word}: {seconds_text(drift.first)} in "
+            f"the first quarter, {seconds_text(drift.last)} in the last{_grew(drift)}."
         )
 
 
-def _span(mean: MeanStep) -> str:
-    return f"{mean.first + 1} to {mean.last + 1}" if mean.count > 1 else f"{mean.first + 1}"
-
-
 def _grew(drift: Drift) -> str:
-    """Return the part that changed most, with its share of the change, as text."""
+    """Return a phrase with the part of the step that changed most, and its share of the change."""
     from plait.diagnose.measured.shares import NAMES
 
     if not drift.grew:
-        return "; the part that changed is unknown: an earlier version wrote these steps' sums"
+        return " (medians); the part that changed is unknown: an earlier version wrote these steps' sums"
+    of = " (the mean rank's means over the middle half of each quarter by length); "
     what = f"{NAMES.get(drift.grew, drift.grew)} ({seconds_text(drift.before)} to {seconds_text(drift.after)})"
     if drift.of > 1:
-        return f"; {what} changed by more than that, other parts the other way"
-    return f"; {drift.of:.0%} of that is {what}{', the largest part' if drift.of < 0.5 else ''}"
+        return f"{of}{what} changed by more than that, other parts the other way"
+    return f"{of}{drift.of:.0%} of that is {what}{', the largest part' if drift.of < 0.5 else ''}"
 
 
 def _not_equal(report: Report) -> Iterator[Part]:
@@ -238,14 +239,17 @@ def _not_equal(report: Report) -> Iterator[Part]:
     stages, batches = report.stages, report.batches
     if stages and stages.ratio >= HEAVY and not report.stragglers:
         yield (
-            f"Stage {stages.heaviest} computes {stages.ratio:.2f} times as long as the other stages' mean: no rank's "
+            f"Stage {stages.heaviest} computes {stages.ratio:.2f} times as long as the "
+            "other stages' mean, over their ranks and all steps but the first: no rank's "
             "fault; other stage boundaries would help."
         )
     if batches and batches.spread >= UNEVEN and batches.alike >= ALIKE and batches.turns >= 0.5:
         yield (
-            f"Micro-batches are uneven: their computation varies by {batches.spread:.0%}, forward and backward alike, "
-            f"and a step's slowest rank, which computes {batches.longer:.0%} longer than its stage's mean, is "
-            "another one in most steps. That is the data's fault, not a machine's."
+            "Micro-batches are uneven: in a rank's step their computation varies by "
+            f"{batches.spread:.0%} (median of ranks and steps), forward and backward "
+            f"alike, and a step's slowest rank, which computes {batches.longer:.0%} longer "
+            "than its stage's mean (median of steps), is another one in most steps. That "
+            "is the data's fault, not a machine's."
         )
 
 
@@ -260,8 +264,11 @@ def _predicted(report: Report) -> Iterator[Part]:
         (row.kind, row.where or None, row.direction or None, row.predicted or 0.0, row.measured, row.ratio)
         for row in found.rows[:ROWS]
     ]
-    title = f"compared with the plan's measured costs, over {counted(found.steps, 'step')} " \
-        f"({found.first + 1} to {found.last + 1})"  # fmt: skip
+    title = (
+        "compared with the plan's measured costs: the mean rank's mean step, over "
+        f"{counted(found.ranks, 'rank')} and "
+        f"{counted(found.steps, 'step')} ({step_range(found.first, found.last)})"
+    )
     header = ("what", "axis", "direction", Column("predicted ms", _ms), Column("measured ms", _ms),
               Column("ratio", ".2f"))  # fmt: skip
     yield Table(title, header, rows)
@@ -269,8 +276,9 @@ def _predicted(report: Report) -> Iterator[Part]:
     for one in found.overlap:
         if one.missed >= MISSED * step:
             yield (
-                f"{one.axis}: {one.planned:.0%} of its communication was to be hidden, and {one.measured:.0%} was: "
-                f"{seconds_text(one.missed)} of a step that overlap was to save."
+                f"{one.axis}: {one.planned:.0%} of its communication was to be hidden, and "
+                f"{one.measured:.0%} was: "
+                f"{seconds_text(one.missed)} of that mean step, which overlap was to save."
             )
 
 
@@ -285,11 +293,12 @@ def _memory(report: Report) -> Iterator[Part]:
     ]  # fmt: skip
     header = ("tensors of a rank, at most", Column("predicted", in_bytes), Column("measured", in_bytes),
               Column("ratio", ".2f"), "rank", Column("its process", in_bytes))  # fmt: skip
-    yield Table("", header, rows)
+    yield Table("memory in the second step after each start: of each stage the rank with the most", header, rows)
     if any(ratio and ratio > WASTED for *_, ratio, _, _ in rows):
         yield (
-            "On a CPU what a process grows by in a step is measured: buffers of libraries and what the C library's "
-            "allocator wastes are in it and are no tensors, 10 to 40 % on a quiet machine and more on a busy one."
+            "On a CPU what a process grows by in a step is measured: buffers of libraries "
+            "and what the C library's allocator wastes are in it and are no tensors, 10 "
+            "to 40 % on a quiet machine and more on a busy one."
         )
 
 
@@ -300,14 +309,20 @@ def _progress(report: Report) -> Iterator[Part]:
     said: list[str] = []
     loss = report.loss
     if loss:
-        evaluated = f", evaluation {loss.evaluation:.3f}" if loss.evaluation is not None else ""
+        evaluated = f", last evaluation {loss.evaluation:.3f}" if loss.evaluation is not None else ""
         skipped = f", {loss.skipped} updates skipped" if loss.skipped else ""
-        said.append(f"loss {loss.first:.3f} to {loss.last:.3f} (least {loss.least:.3f}{evaluated}{skipped})")
+        said.append(
+            f"loss of all ranks, first to last step: {loss.first:.3f} to {loss.last:.3f} "
+            f"(least {loss.least:.3f}{evaluated}{skipped})"
+        )
     saved = report.checkpoints
     if saved:
-        share = f" ({saved.share:.1%} of the time)" if saved.share is not None else ""
-        each = f", each pauses training for {seconds_text(saved.seconds)}{share}" if saved.seconds is not None else ""
-        last = f", the end waits {seconds_text(saved.last)} for the last" if saved.last is not None else ""
+        share = f", {saved.share:.1%} of the time" if saved.share is not None else ""
+        each, last = "", ""
+        if saved.seconds is not None:
+            each = f", each pauses training for {seconds_text(saved.seconds)} (median, the slowest rank's{share})"
+        if saved.last is not None:
+            last = f", the end waits {seconds_text(saved.last)} for the last (the slowest rank's)"
         said.append(f"{counted(saved.count, 'checkpoint')} kept{each}{last}")
     good = report.goodput
     if good:
@@ -385,9 +400,9 @@ def explain(
 def _costs(
     recording: Recording, found: Verdicts, *, linked: bool
 ) -> tuple[WhatIf | None, dict[Straggler, float | None]]:
-    """Return the replay, and the stragglers with the cost of each. A slow host whose ranks together
-    cost nothing is replaced by its single ranks. linked: True if the replay propagates the delays
-    of all transfers."""
+    """Return (the replay of the recording, seconds by which a step would be shorter without each
+    straggler). A slow host whose ranks together cost nothing is replaced by its single ranks.
+    linked: True if the replay propagates the delays of all transfers; otherwise costs are None."""
     slow = [part for one in found.stragglers if one.what != "slow link" for part in (one, *one.parts)]
     since = max((one.since for one in found.stragglers), default=None)
     replayed = what_if(recording, [one.ranks for one in slow], since)

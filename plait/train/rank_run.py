@@ -46,7 +46,7 @@ from plait.train.tune.measure import measure
 from plait.train.tune.timing import matrix_rate
 
 Sample = Callable[[RankPart], Sequence[MicroBatch]]
-"""A function that returns a rank's micro-batches of one step, to time candidates with."""
+"""Function that returns a rank's micro-batches of one step, on which candidates are timed."""
 
 
 NO_TARGETS = "the weights of its targets add up to 0"
@@ -82,7 +82,7 @@ class RankRun:
         self.settings, train = plan.settings, plan.settings.train
         self.folder, self.rank, self.report, self.control = folder, rank, report, control
         self.done = 0
-        control.set_activity("building the model")
+        self._begins("building the model")
         self._meter = device.memory_meter()
         self._reported_peaks: list[Any] = []
         self.recorder = open_recorder(folder, rank, plan.key, device, report.missing("the ring"))
@@ -93,6 +93,7 @@ class RankRun:
         part = assemble(plan, rank.rank, device, recorder=self.recorder, eval_batches=evaluations)
         agree(part)
         if train.init_from:
+            report.say(f"loading the weights of {train.init_from}")
             load_initial(part.models, Path(train.init_from))
         self.optimizer = Optimizer(part.models, part.gradients, train, part.matrices)
         self.part = self._settled(part, sample)
@@ -117,6 +118,12 @@ class RankRun:
 
     # ---- getting ready ----
 
+    def _begins(self, stage: str, *, patient: bool = False) -> None:
+        """Tell the launcher and the user of a stage before the first step. patient: as for
+        ``Control.set_activity``."""
+        self.control.set_activity(stage, patient=patient)
+        self.report.say(stage)
+
     def _settled(self, part: RankPart, sample: Sample) -> RankPart:
         """Return the part under a plan without open choices, after measuring the candidates. The
         plan is written to the run's folder, and its hash becomes the run's."""
@@ -127,7 +134,8 @@ class RankRun:
                            fix='Use "auto" or false')  # fmt: skip
         if not part.plan.choices.any:
             return part
-        self.control.set_activity("measuring")
+        open_choices = [name for name, is_open in vars(part.plan.choices).items() if is_open]
+        self._begins(f"timing steps to choose {', '.join(open_choices)}".replace("strategies", "slices"))
         found = measure(part, sample(part), self.settings.train.steps)
         plan = refine(part.plan, found)
         self.report.choice(found, plan)
@@ -140,7 +148,7 @@ class RankRun:
 
     def _compile(self, part: RankPart) -> None:
         """Compile before anything is timed. Raises JobError if compiling fails."""
-        self.control.set_activity("compiling", patient=True)
+        self._begins("compiling the model", patient=True)
         done = compile_ahead(part)
         if done.problem:
             raise JobError(f"true, and compiling fails ({done.problem})", key="strategy.compile",
@@ -198,10 +206,12 @@ class RankRun:
 
     def _restored(self) -> Restored | None:
         """Load the newest state: from host memory, or from disk."""
-        step = self.memory.newest() if self.memory else 0
-        if self.memory and step > self.checkpoints.newest():
+        step, saved = self.memory.newest() if self.memory else 0, self.checkpoints.newest()
+        if self.memory and step > saved:
             self.report.say(f"the state after step {step} is still in memory")
             return Restored(step, self.memory.restore(step, self.optimizer.state()), ())
+        if saved:
+            self.report.say(f"loading the checkpoint of step {saved}")
         return self.checkpoints.restore(self.optimizer.state())
 
     def resume_hint(self) -> str:
@@ -311,8 +321,8 @@ class RankRun:
             )
 
     def peaks(self, *, end: bool) -> dict[str, Any]:
-        """Return the ranks' peak memory (``Taken``) as metrics, in bytes: the values gathered with
-        the last checkpoint, if they are new. end: gather current values from all ranks, as no
+        """Return the ranks' peak memory (``PeakMemory``) as metrics, in bytes: the values gathered
+        with the last checkpoint, if they are new. end: gather current values from all ranks, as no
         further step waits."""
         if end:
             found: Sequence[Sequence[int | None]] = gather(self._meter.peaks())

@@ -9,12 +9,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import Any, TextIO
 
 from plait.core.base.files import replacing
-from plait.core.base.text import paragraph, printable, progress_line, table
+from plait.core.base.text import duration, paragraph, printable, progress_line, table
 from plait.core.job.plan import Plan
 from plait.core.job.refine import Measurements, TimedTrial
 from plait.core.runs.history import TERMINAL
@@ -25,8 +27,10 @@ from plait.train.screen import ByteProgress, LineFile, Screen
 
 WIDTH = 100
 """Columns of a log line, at most."""
+STEP_WIDTH = 120
+"""Columns of the line of a step, at most."""
 RECENT = 50
-"""The number of recent steps from which the remaining time is estimated."""
+"""The number of recent steps whose median is the length of the remaining ones."""
 
 
 class Reporter:
@@ -38,7 +42,8 @@ class Reporter:
         self.screen = Screen(out or sys.stdout, LineFile(folder / "logs" / TERMINAL) if speaks else None)
         self.last: dict[str, Any] = {}
         self._missing: list[Missing] = []
-        self._ended: deque[tuple[int, float]] = deque(maxlen=RECENT)  # steps, and when they were done
+        self._ended: deque[float] = deque(maxlen=RECENT + 1)
+        """The times at which the last steps were done, and at first that at which training began."""
         self._metrics = MetricsFile(folder, self.missing("metrics.jsonl")) if speaks else None
 
     def __enter__(self) -> Reporter:
@@ -51,7 +56,7 @@ class Reporter:
             if damaged := self._metrics.remove_after(start):
                 what = f"{damaged} line{'s' * (damaged > 1)} of metrics.jsonl cannot be read"
                 self.warn(f"warning: {what}; set aside in {UNREADABLE}")
-            self._ended.append((start, time.monotonic()))
+            self._ended.append(time.monotonic())
 
     def end(self, done: int, *, stopped: bool, seconds: float, tokens: int, plan: Plan) -> None:
         """Print a summary of a run that is complete or stopped, and saved; write it to
@@ -125,22 +130,27 @@ class Reporter:
             return
         self.last.update(metrics)
         self._metrics.add(metrics)
-        self._ended.append((metrics["step"], time.monotonic()))
+        self._ended.append(time.monotonic())
+        done = metrics["step"]
         if show:
-            line = f"step {metrics['step']:>{len(str(self.steps))}}/{self.steps}  {'  '.join(describe(metrics))}"
+            line = step_line(metrics, self.steps, self._left(done))
             if not self.screen.redraws or "eval_loss" in metrics:
                 self.say(line)
             elif self.screen.copy:  # the live line shows the metrics, but does not keep them
                 self.screen.copy.add(line)
         if self.screen.redraws:
-            self.screen.live(self._progress(metrics["step"]) if metrics["step"] < self.steps else "")
+            self.screen.live(self._progress(done) if done < self.steps else "")
 
     def _progress(self, done: int) -> str:
-        (first, began), (last, ended) = self._ended[0], self._ended[-1]
-        left = (ended - began) / (last - first) * (self.steps - done) if last > first else None
         loss, *more = describe(self.last)
         columns = (self.screen.width or 80) - 1  # some terminals wrap after the last column
-        return progress_line(done, self.steps, loss, left, more, columns)
+        return progress_line(done, self.steps, loss, self._left(done), more, columns)
+
+    def _left(self, done: int) -> float | None:
+        """Return the seconds that the steps after ``done`` take if each is as long as the median of
+        the last ones; None before two times are known."""
+        lengths = [after - before for before, after in pairwise(self._ended)]
+        return median(lengths) * max(0, self.steps - done) if lengths else None
 
     def choice(self, measured: Measurements, plan: Plan) -> None:
         """Print the measured times of the candidates, and the plan that was chosen."""
@@ -160,13 +170,26 @@ def _timed(timed: Sequence[TimedTrial], plan: Plan, width: int | None) -> list[s
     """Return a table of the candidates, the fastest first."""
     best = min(one.seconds for one in timed)
     header = ("batch slices", "column slices", "sequence parallel", "sharding hides", "ms", "against best", "")
-    rows: list[tuple[str, ...]] = []
-    for one in sorted(timed, key=lambda each: each.seconds):
-        s = one.strategy
-        sharded = "yes" if s.sequence_parallel else "no"
-        times = (f"{one.seconds * 1e3:.1f}", f"{one.seconds / best:.2f}x")
-        rows.append((str(s.p1), str(s.p2), sharded, s.shard_overlap, *times, "chosen" if s == plan.strategy else ""))
+    rows = [
+        (str(s.p1), str(s.p2), "yes" if s.sequence_parallel else "no", s.shard_overlap,
+         f"{seconds * 1e3:.1f}", f"{seconds / best:.2f}x", "chosen" if s == plan.strategy else "")
+        for s, seconds in sorted(((one.strategy, one.seconds) for one in timed), key=lambda each: each[1])
+    ]  # fmt: skip
     return table(header, rows, width)
+
+
+def step_line(metrics: dict[str, Any], steps: int, left: float | None) -> str:
+    """Return the line of one of ``steps`` steps, in ``STEP_WIDTH`` columns: the least important
+    texts are left out where they do not fit. left: seconds left; None if unknown.
+
+    >>> step_line({"step": 3, "loss": 2.5, "learning_rate": 3e-4, "tokens_per_second": 1234.5}, 40, 75)
+    'step  3/40  loss 2.500  lr 3.0e-04  1,234 tokens/s  1:15 left'
+    """
+    parts = [f"step {metrics['step']:>{len(str(steps))}}/{steps}", *describe(metrics)]
+    end = [f"{duration(left)} left"] if left else []
+    while len(line := "  ".join(parts + end)) > STEP_WIDTH and len(parts) > 3:
+        parts.pop()
+    return line if len(line) <= STEP_WIDTH else paragraph(line, STEP_WIDTH, "  ")  # many sets were evaluated
 
 
 def describe(metrics: dict[str, Any]) -> list[str]:
@@ -182,6 +205,8 @@ def describe(metrics: dict[str, Any]) -> list[str]:
         parts.append(f"eval {metrics['eval_loss']:.3f}" + (f" ({told})" if told else ""))
     if metrics.get("skipped"):
         parts.append(f"{metrics['skipped']} updates skipped")
+    if "learning_rate" in metrics:
+        parts.append(f"lr {metrics['learning_rate']:.1e}")
     parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
     if metrics.get("hidden") is not None:
         exposed = metrics["exposed_seconds"]
@@ -189,7 +214,7 @@ def describe(metrics: dict[str, Any]) -> list[str]:
     if metrics.get("mfu") is not None:
         parts.append(f"MFU {metrics['mfu']:.0%}")
     if "idle" in metrics:
-        parts.append(f"first stage idle {metrics['idle']:.0%}")
+        parts.append(f"idle {metrics['idle']:.0%}")
     return parts
 
 

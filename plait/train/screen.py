@@ -82,16 +82,17 @@ class ByteProgress:
     """A progress display for work counted in bytes: a bar, the rate and the remaining time. If the
     output is no terminal, it is a line every ``EVERY`` seconds."""
 
-    EVERY = 30.0
+    EVERY = 10.0
 
     def __init__(self, screen: Screen, what: str) -> None:
         self.screen, self.what = screen, what
         self._begun = self._printed_at = time.monotonic()
         self._first: int | None = None
 
-    def __call__(self, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` bytes are done."""
-        now = time.monotonic()
+    def __call__(self, done: int, total: int, tokens: int = 0) -> None:
+        """Show that ``done`` of ``total`` bytes are done, and the tokens so far."""
+        now, what = time.monotonic(), self.what
+        what += f", {tokens:,} tokens so far" if tokens else ""
         if self._first is None:  # the bytes of an earlier start must not count in this start's rate
             self._first, self._begun = done, now
         rate = (done - self._first) / max(now - self._begun, 1e-9)
@@ -99,10 +100,10 @@ class ByteProgress:
         if done >= total:
             self.screen.live("")
         elif self.screen.redraws:
-            told = [f"{rate / 1e6:.1f} MB/s", self.what]
+            told = [f"{rate / 1e6:.1f} MB/s", what]
             line = progress_line(done >> 20, total >> 20, "MiB", left, told, self.screen.width or WIDTH)
             self.screen.live(line.removeprefix("step "))
         elif now - self._printed_at >= self.EVERY:
             self._printed_at = now
             told = duration(left) if left is not None else "?"
-            self.screen.line(f"{self.what}: {done / total:.0%}, {rate / 1e6:.1f} MB/s, {told} left")
+            self.screen.line(f"{what}: {done / total:.0%}, {rate / 1e6:.1f} MB/s, {told} left")

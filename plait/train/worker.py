@@ -244,6 +244,7 @@ def joined_run(
     ):
         if run.selfcheck != "off" and rank.world_size > rank.local_world_size:
             control.set_activity("trying the links between machines")
+            report.say(control.activity)
             if found := check_links(rank, device):
                 if run.selfcheck == "stop":
                     raise RankFailure(f"{found[0]} (run.selfcheck)")

@@ -43,7 +43,7 @@ def test_a_slow_rank_is_exit_status_3(tmp_path: Path) -> None:
     assert found.exit_code == 3
     for words in (
         "8 ranks (pp 2, dp 4)", "SLOW PROCESSOR: rank 1 on h1 (stage 0, dp 1), since step 1",
-        "If it were as the others",
+        "If it were as fast as the others",
         "the mean rank's mean step", "goodput", "The plan holds no measured costs",
     ):  # fmt: skip
         assert words in found.stdout

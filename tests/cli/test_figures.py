@@ -65,7 +65,7 @@ def test_communication_and_its_parts(run: Path) -> None:
     assert timeline["hidden_of_rank_0"] == pytest.approx(hidden, abs=1e-6)
     said = plait("diagnose", run, "--timeline").stdout
     total, exposed, waits = (f"{comm[name] * 1e3:.1f} ms" for name in ("total", "exposed", "waited"))
-    assert f"communication {total} a step: exposed {exposed} ({waits} of it in waits), hidden" in said
+    assert f"communication, over the last: {total} a step, exposed {exposed} ({waits} of it in waits), hidden" in said
 
 
 def test_what_prometheus_is_told(run: Path) -> None:

@@ -119,7 +119,7 @@ def test_the_trend_of_hidden_communication(runs: dict[str, Path]) -> None:
     for one in found["hidden_by_step"]:
         assert 0 <= one["hidden"] <= 1
     assert min(shares) - 0.5 <= found["hidden"] <= 1
-    assert "hidden by step, of all ranks: 1-2 " in told(runs["tensor"])
+    assert "hidden, the mean of 2 ranks in steps 1 to 2: " in told(runs["tensor"])
 
 
 def test_a_run_that_went_on_under_another_plan_shows_what_is_of_its_own(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -181,9 +181,11 @@ def line_of(step: int, seconds: float, mfu: float | None, **device: Any) -> dict
     [
         ({}, 0.59, ""),
         ({"peak_flops": 989.4e12, "matmul_rate_share": 0.3}, 0.2,
-         "MFU {:.1%}, of 989.4 TFLOP/s (NVIDIA H200); {:.0%} of the rate that matrix products alone reached when the"),
+         "In the median step, over all ranks: MFU {:.1%}, of 989.4 TFLOP/s (NVIDIA "
+         "H200); model FLOPs at {:.0%} of "),
         ({"peak_flops": None, "matmul_rate_share": 0.3}, None,
-         "the model's FLOPs: {1:.0%} of the rate that matrix products alone reached when the run began."),
+         ": model FLOPs at {1:.0%} of the rate that matrix products alone reached on "
+         "rank 0 when the run began."),
     ],
     ids=["of an earlier version", "of a known device", "of an unknown one"],
 )  # fmt: skip

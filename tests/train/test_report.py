@@ -17,7 +17,7 @@ from plait.core.job.refine import Measurements, TimedTrial, Times
 from plait.core.job.spec import Job
 from plait.core.parallel.strategy import Strategy
 from plait.plan.make import make_plan
-from plait.train.report import Reporter, describe
+from plait.train.report import Reporter, describe, step_line
 from plait.train.screen import Screen
 from tests.launch.collect.test_live import JOB
 
@@ -54,42 +54,54 @@ def test_the_live_line_has_step_loss_and_time_left(
         for step in range(1, 30):
             report.step(metrics(step, **({"eval_loss": 3.0} if step == 20 else {})), show=step % 10 == 0)
     written = said.getvalue()
-    live = [line for line in written.replace("\n", "\r").split("\r") if "left" in line]
+    live = [line for line in written.replace("\n", "\r").split("\r") if "─" in line]
     assert len(live) >= 29
     assert "\x1b" not in written
     for line in live:
         assert len(line) < columns
         assert line.startswith("step ")
-        assert "─" in line
+        assert line.endswith(" left")
         assert "  loss " in line
-        assert ":" in line.split("  ")[-1]
     stays = [line.split("\r")[-1] for line in written.split("\n")[:-1]]
     assert [line[:59] for line in stays] == ["step     20/100000  loss 0.250  eval 3.000  12,346 tokens/s"]
 
 
-def test_the_time_left_is_that_of_the_steps_to_come(
-    said: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("start", "steps", "told"),
+    [
+        (0, 60, {1: "9:50", 10: "8:20", 59: "0:10", 60: ""}),
+        (20, 200, {21: "29:50", 60: "23:20", 104: "16:00", 106: "1:34", 130: "1:10"}),
+    ],
+)
+def test_the_time_left_is_that_of_steps_of_late(
+    said: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, steps: int, told: dict[int, str]
 ) -> None:
-    """Of 60 steps of 10 s each, after 1, 10 and 59."""
+    """Steps take 10 s each, and ten times less from step 81 on."""
     clock = [0.0]
     monkeypatch.setattr("plait.train.report.time.monotonic", lambda: clock[0])
     left: dict[int, str] = {}
-    with Reporter(tmp_path, speaks=True, steps=60, out=said) as report:
-        report.begin(0)
-        for step in range(1, 61):
-            clock[0] += 10.0
+    with Reporter(tmp_path, speaks=True, steps=steps, out=said) as report:
+        report.begin(start)
+        for step in range(start + 1, steps + 1):
+            clock[0] += 10.0 if step <= 80 else 1.0
             said.truncate(said.seek(0))
             report.step(metrics(step), show=False)
-            left[step] = said.getvalue().rstrip().rpartition("  ")[2]
-    assert (left[1], left[10], left[59], left[60]) == ("9:50 left", "8:20 left", "0:10 left", "")
+            left[step] = said.getvalue().rstrip().rpartition("  ")[2].removesuffix(" left")
+    assert {step: left[step] for step in told} == told
+
+
+@pytest.mark.parametrize("sets", [0, 1, 20])
+def test_the_line_of_a_step_fits_120_columns(sets: int) -> None:
+    evaluated = {f"eval_loss/set {one}": 2.5 for one in range(sets)} | {"eval_loss": 2.5}
+    found = step_line(metrics(12345, learning_rate=3e-4, **evaluated), 100_000, 400_000.0)
+    assert 90 < max(map(len, found.splitlines())) <= 120 and found.endswith("4 d 15 h left")
+    assert ("  lr 3.0e-04  12,346 tokens/s  " in found) == (sets < 20)
 
 
 def test_a_line_says_what_a_step_has_waited_for_beside_what_was_hidden() -> None:
     said = io.StringIO()
     Screen(said).line("  ".join(describe(metrics(10))))
-    assert said.getvalue() == (
-        "loss 0.500  12,346 tokens/s  exposed 12 ms (6%), hidden 60%  MFU 30%  first stage idle 10%\n"
-    )
+    assert said.getvalue() == ("loss 0.500  12,346 tokens/s  exposed 12 ms (6%), hidden 60%  MFU 30%  idle 10%\n")
     assert "exposed 1.2 ms (1%), hidden 96%" in describe(metrics(1, exposed_seconds=0.0012, hidden=0.96))
     alone = describe({"step": 1, "loss": 1e6, "seconds": 0.1, "tokens_per_second": 10.0, "hidden": None})
     assert alone == ["loss 1e+06", "10 tokens/s"]
@@ -108,6 +120,7 @@ LOSS, RATE = "loss 1.000", "10 tokens/s"
         ({"eval_loss": 2.5}, [LOSS, "eval 2.500", RATE]),
         ({"skipped": 3}, [LOSS, "3 updates skipped", RATE]),
         ({"skipped": 0}, [LOSS, RATE]),
+        ({"learning_rate": 3e-4}, [LOSS, "lr 3.0e-04", RATE]),
         ({"tokens_per_second": 1234.0}, [LOSS, "1,234 tokens/s"]),
         ({"hidden": 0.5, "exposed_seconds": 0.00994}, [LOSS, RATE, "exposed 9.9 ms (5%), hidden 50%"]),
         ({"hidden": 0.0, "exposed_seconds": 0.01}, [LOSS, RATE, "exposed 10 ms (5%), hidden 0%"]),
@@ -115,7 +128,7 @@ LOSS, RATE = "loss 1.000", "10 tokens/s"
         ({"hidden": None, "exposed_seconds": 1.5}, [LOSS, RATE]),
         ({"mfu": 0.0}, [LOSS, RATE, "MFU 0%"]),
         ({"mfu": None}, [LOSS, RATE]),
-        ({"idle": 0.0}, [LOSS, RATE, "first stage idle 0%"]),
+        ({"idle": 0.0}, [LOSS, RATE, "idle 0%"]),
     ],
 )
 def test_metrics_in_few_words(more: dict[str, Any], words: list[str]) -> None:
@@ -183,23 +196,6 @@ def test_lines_that_cannot_be_read_are_counted(said: Terminal, tmp_path: Path, b
     with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
         report.begin(0)
     assert said.getvalue().startswith(f"warning: {bad} line{'s' * (bad > 1)} of metrics.jsonl cannot be read; set")
-
-
-def test_the_time_left_is_that_of_steps_of_late(
-    said: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that goes on after step 20: slow for 60 steps, then ten times as fast."""
-    clock = [0.0]
-    monkeypatch.setattr("plait.train.report.time.monotonic", lambda: clock[0])
-    left: dict[int, str] = {}
-    with Reporter(tmp_path, speaks=True, steps=200, out=said) as report:
-        report.begin(20)
-        for step in range(21, 151):
-            clock[0] += 10.0 if step <= 80 else 1.0
-            said.truncate(said.seek(0))
-            report.step(metrics(step), show=False)
-            left[step] = said.getvalue().rstrip().rpartition("  ")[2]
-    assert (left[21], left[60], left[129], left[130]) == ("29:50 left", "23:20 left", "1:11 left", "1:10 left")
 
 
 def test_the_time_left_is_unknown_before_a_step_was_done(said: Terminal, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ LENGTH = pl.col("end") - pl.col("start")
 LEAST = 1e-6
 """Least predicted time in seconds for which a ratio is meaningful."""
 MISSED = 0.01
-"""Least share of a step that was to be hidden and was not, for a report to mention it."""
+"""Least share of a step's seconds that was to be hidden and was not, for a report to mention it."""
 MEASURED = ("", "tp", "cp")
 """Axes whose costs are measured before training, besides computation. Costs of gradients,
 parameters and transfers between stages are not measured."""
@@ -35,7 +35,7 @@ UNMEASURED = (
     'training where strategy.slices = "auto"; of any job by plait measure machine JOB, for plait plan JOB '
     "--evaluate cluster.profile=profile.json to predict from."
 )
-"""Message in place of a comparison."""
+"""Message in place of a comparison with a plan that has no measured costs."""
 
 
 class ComparedRow(NamedTuple):
@@ -76,8 +76,9 @@ class Unmatched(NamedTuple):
 @dataclass(frozen=True)
 class Comparison:
     """The comparison of two timelines. steps, ranks: those in both timelines; nothing else is
-    compared. predicted, measured: all communication of a rank in a step; None as in
-    ``ComparedRow``."""
+    compared. rows: spans in both. not_measured, not_planned: spans in the first, or in the second,
+    alone. predicted, measured: seconds of all communication of a rank in a step, in the first and
+    the second timeline; None as in ``ComparedRow``."""
 
     steps: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -108,9 +109,9 @@ class AxisOverlap(NamedTuple):
 
 class Prediction(NamedTuple):
     """A recording compared with its plan. rows: ops by axis and exposed communication by axis, the
-    longest first, over ``steps`` steps from ``first`` to ``last``. seconds: of the predicted step;
-    None if some of its costs are not measured. matched: share of the measured spans, of predicted
-    kinds, that were predicted."""
+    longest first, over ``ranks`` ranks and ``steps`` steps from ``first`` to ``last``. seconds: of
+    the predicted step; None if some of its costs are not measured. matched: share of the measured
+    spans, of predicted kinds, that were predicted."""
 
     rows: tuple[ComparedRow, ...]
     overlap: tuple[AxisOverlap, ...]
@@ -119,6 +120,7 @@ class Prediction(NamedTuple):
     steps: int = 0
     first: int = 0
     last: int = 0
+    ranks: int = 0
 
 
 def compare(predicted: pl.DataFrame, measured: pl.DataFrame, *, timed: Collection[str] | None = None) -> Comparison:
@@ -130,7 +132,7 @@ def compare(predicted: pl.DataFrame, measured: pl.DataFrame, *, timed: Collectio
     """
     lanes = predicted.select(RANK_STEP).unique().join(measured.select(RANK_STEP).unique(), on=RANK_STEP)
     if lanes.is_empty():
-        raise DataError("the two timelines have no step of any rank in common")
+        raise DataError("the two timelines have no step of any rank in common; name runs with spans of the same steps")
     left, right = (one.join(lanes, on=RANK_STEP, how="semi", maintain_order="left") for one in (predicted, measured))
 
     def told(row: Any, name: str) -> Any:
@@ -172,20 +174,20 @@ def compare_with_plan(recording: Recording, predicted: Timeline, axes: pl.DataFr
         overlap=overlap,
         seconds=float(np.ptp(ends)) if timed.height == axes.height else None,
         matched=both.height / max(1, seen.height),
-        steps=len(steps), first=steps[0], last=steps[-1],
+        steps=len(steps), first=steps[0], last=steps[-1], ranks=timed["rank"].n_unique(),
     )  # fmt: skip
 
 
 def _by_axis(spans: pl.DataFrame) -> dict[str, Exposure]:
-    """Return the communication of a rank's mean step by axis."""
+    """Return total and exposed seconds of communication in a rank's mean step, by axis."""
     lanes = spans.select(RANK_STEP).n_unique()
     parts = exposed(spans, by_axis=True).partition_by("axis", as_dict=True)
     return {str(axis): sum_exposure(rows, lanes) for (axis,), rows in parts.items()}
 
 
 def _paired(first: pl.DataFrame, second: pl.DataFrame, key: Sequence[str]) -> pl.DataFrame:
-    """Return the spans of ``second`` whose key is in ``first``, with the seconds there
-    (``planned``), of the first span with that key."""
+    """Return the spans of ``second`` whose values in the columns ``key`` occur in ``first``, with
+    the seconds of the first such span there (``planned``)."""
     planned = first.unique(key, keep="first", maintain_order=True).select(*key, planned=LENGTH)
     return second.join(planned, on=key)
 
@@ -213,6 +215,6 @@ def kinds_of_measured_costs(predicted: pl.DataFrame) -> Collection[str]:
 
 
 def table_of(timeline: Timeline) -> pl.DataFrame:
-    """Return the spans of a timeline in the columns of its files."""
+    """Return the spans of a timeline as a table in the columns of timeline files."""
     columns = timeline.columns()
     return pl.DataFrame(columns).cast({name: SPANS[name] for name in columns})  # type: ignore[arg-type]

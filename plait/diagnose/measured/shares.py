@@ -26,11 +26,12 @@ NAMES = {
     "rest": "beside recorded ops",
 }  # fmt: skip
 OWN = ("compute", "data", "optimizer", "idle", *AFTER)
-"""Kinds of ops that are parts of the step themselves."""
+"""Kinds of ops that are parts of the step by themselves; waits and communication are divided
+further."""
 CHANGED = 0.03
 """Least relative change of the step's length that counts as drift."""
 CLEAR = 6.0
-"""Least number of standard errors of a drift."""
+"""Least size of a drift, as a multiple of its standard error."""
 
 
 class StepShare(NamedTuple):
@@ -74,17 +75,20 @@ class Drift(NamedTuple):
 
     @property
     def by(self) -> float:
-        """Seconds by which the part changed."""
+        """Seconds by which the part ``grew`` changed from the first to the last quarter."""
         return self.after - self.before
 
     @property
     def of(self) -> float:
-        """The part's share of the change; above 1 if other parts changed in the other direction."""
+        """Share of the step's change that is due to the part ``grew``; above 1 if other parts
+        changed in the other direction."""
         return self.by / (self.last - self.first) if self.last != self.first else 0.0
 
 
 class StepTimes(NamedTuple):
-    """Seconds of all steps but a run's first. tokens_per_second: of the median step."""
+    """Seconds per step over all steps but a run's first. count: number of steps. first, last: their
+    numbers. longest_at: the longest step. tokens_per_second: of the median step; None if unknown.
+    """
 
     count: int
     first: int
@@ -97,6 +101,15 @@ class StepTimes(NamedTuple):
     tokens_per_second: float | None
 
 
+def step_range(first: int, last: int) -> str:
+    """Return steps, counted from 0, as text, in which they count from 1.
+
+    >>> step_range(1, 11), step_range(4, 4)
+    ('2 to 12', '5')
+    """
+    return f"{first + 1} to {last + 1}" if last > first else f"{first + 1}"
+
+
 def steady_steps(recording: Recording) -> list[int]:
     """Return the last steps whose spans are kept, or else all steps, without the run's first, which
     is atypical."""
@@ -106,8 +119,8 @@ def steady_steps(recording: Recording) -> list[int]:
 
 
 def mean_step(recording: Recording, steps: Sequence[int] | None = None) -> MeanStep | None:
-    """Return the breakdown of the mean step. steps: default ``steady_steps``. Returns None without
-    any."""
+    """Return the breakdown of the mean rank's mean step, over ``steps`` or by default
+    ``steady_steps``; None without any step."""
     steps = steady_steps(recording) if steps is None else steps
     if not steps:
         return None
@@ -124,7 +137,7 @@ def mean_step(recording: Recording, steps: Sequence[int] | None = None) -> MeanS
 
 
 def _means(recording: Recording, steps: Sequence[int], *, whole: bool = False) -> dict[str, float]:
-    """Return seconds of the mean rank's step by part, with ``rest``. whole: do not split the
+    """Return seconds of the mean rank's mean step by part, with ``rest``. whole: do not split the
     waiting for other stages into transfers and the bubble, which needs spans."""
     rollup = recording.rollup.filter(pl.col("step").is_in(list(steps)))
     rows = rollup.with_columns(pl.col("kind", "axis").cast(pl.String)).sort(*RANK_STEP, "kind", "axis", "seconds")
@@ -144,8 +157,8 @@ def _means(recording: Recording, steps: Sequence[int], *, whole: bool = False) -
 
 
 def _length(recording: Recording, rows: pl.DataFrame, lanes: pl.DataFrame) -> float:
-    """Return the mean rank's step in seconds: as each rank recorded it, or else as metrics.jsonl
-    holds it for all."""
+    """Return the seconds of the mean rank's mean step: as each rank recorded it, or else as
+    metrics.jsonl holds it for all. lanes: the (rank, step) pairs that count."""
     known = pl.DataFrame({"step": list(recording.seconds), "length": list(recording.seconds.values())})
     own = rows.filter(kind=STEP).group_by(RANK_STEP).agg(pl.sum("seconds"))
     each = lanes.join(own, on=RANK_STEP, how="left").join(known.cast({"step": pl.Int64}), on="step", how="left")
@@ -153,8 +166,8 @@ def _length(recording: Recording, rows: pl.DataFrame, lanes: pl.DataFrame) -> fl
 
 
 def _streaming(rows: pl.DataFrame) -> list[pl.DataFrame]:
-    """Return the parts of ranks that communicate concurrently with their program. If roll-ups of an
-    earlier version lack exposed communication, only waits count."""
+    """Return tables (part, seconds) for ranks that communicate concurrently with their program. If
+    roll-ups of an earlier version lack exposed communication, only waits count."""
     kind = pl.col("kind")
     waits, still = rows.filter(kind == "wait"), rows.filter(kind == EXPOSED)
     told = rows.filter(kind == COMMUNICATION).select(RANK_STEP)
@@ -176,8 +189,8 @@ def _streaming(rows: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _blocking(recording: Recording, rows: pl.DataFrame, steps: Sequence[int]) -> list[pl.DataFrame]:
-    """Return the parts of ranks that communicate inside their program: transfers, and the waiting
-    for other ranks."""
+    """Return tables (part, seconds) for ranks that communicate inside their program: transfers, and
+    the waiting for other ranks."""
     met = recording.met.select("meeting", "transfer")
     length = pl.col("end") - pl.col("start")
     each = recording.meetings.filter(pl.col("step").is_in(list(steps))).join(met, on="meeting")
@@ -194,8 +207,8 @@ def _blocking(recording: Recording, rows: pl.DataFrame, steps: Sequence[int]) ->
 
 
 def _crossing(recording: Recording, steps: Sequence[int]) -> list[pl.DataFrame]:
-    """Return the seconds of waiting for another stage in which the transfer was under way, moved
-    from the bubble to pp."""
+    """Return tables that move seconds from the bubble to pp: those of waiting for another stage in
+    which the transfer was under way."""
     spans = recording.spans.filter(pl.col("step").is_in(list(steps)))
     moves = spans.filter(kind="transfer").group_by("meeting").agg(
         begun=pl.max("start"), over=pl.max("end")

@@ -59,7 +59,7 @@ class Goodput(NamedTuple):
 
 
 def loss_of(metrics: Sequence[Mapping[str, Any]]) -> Loss | None:
-    """Return the loss statistics; None without metrics."""
+    """Return the loss statistics from lines of metrics.jsonl; None without any."""
     found = [float(one["loss"]) for one in metrics if is_number(one.get("loss"))]
     evaluated = [float(one["eval_loss"]) for one in metrics if is_number(one.get("eval_loss"))]
     skipped = max((int(one["skipped"]) for one in metrics if isinstance(one.get("skipped"), int)), default=0)
@@ -103,7 +103,8 @@ def _between_steps(recording: Recording, saved: Sequence[int]) -> float | None:
 
 
 def _pauses(recording: Recording) -> pl.DataFrame:
-    """Return the seconds between each step and the next, on the rank with the longest pause."""
+    """Return the table of seconds between each step and the next, on the rank with the longest
+    pause."""
     ends = recording.spans.group_by("step", "rank").agg(pl.min("start"), pl.max("end")).sort("rank", "step")
     following = ends.with_columns(
         after=pl.col("start").shift(-1).over("rank"), next=pl.col("step").shift(-1).over("rank")
@@ -157,7 +158,8 @@ def _apart(attempts: Sequence[Mapping[str, Any]], ends: Sequence[float]) -> floa
 def _tried(
     one: Mapping[str, Any], *, first: bool, metrics: Sequence[Mapping[str, Any]] = (), alive: float | None = None
 ) -> tuple[float, int]:
-    """Return an attempt's end and its number of steps. The line of an attempt that is running, or
+    """Return (end of an attempt in seconds since 1970, number of its steps). one: its line of
+    attempts.jsonl. first: True for the first attempt. The line of an attempt that is running, or
     whose launcher was killed, is as old as its first step; the metrics hold the later steps."""
     started, ended = float(one["started"]), one.get("ended")
     resumed = _whole(one.get("resumed"), -1)
@@ -214,29 +216,28 @@ class Utilisation(NamedTuple):
     @property
     def sentence(self) -> str:
         """One sentence on the utilisation."""
-        share = self.matmul_rate_share
-        if share is None:
-            rate = ""
-        elif share > 1:
-            rate = "the device was busy when the rate of matrix products alone was measured"
-        else:
-            rate = f"{share:.0%} of the rate that matrix products alone reached when the run began"
-        used = "" if self.mfu is None else f"MFU {self.mfu:.1%}"
-        used += f", of {(self.peak_flops or 0) / 1e12:,.4g} TFLOP/s ({self.device})" if used else ""
-        return "; ".join(filter(None, (used, rate if used or not rate else f"the model's FLOPs: {rate}"))) + "."
+        share, told = self.matmul_rate_share, list[str]()
+        if self.mfu is not None:
+            told.append(f"MFU {self.mfu:.1%}, of {(self.peak_flops or 0) / 1e12:,.4g} TFLOP/s ({self.device})")
+        if share is not None:
+            rate = f"{share:.0%} of the rate that matrix products alone reached on rank 0"
+            busy = "rank 0 was busy when the rate of matrix products alone was measured"
+            told.append(busy if share > 1 else f"model FLOPs at {rate} when the run began")
+        return f"In the median step, over all ranks: {'; '.join(told)}."
 
 
 def utilisation_of(metrics: Sequence[Mapping[str, Any]], median: float) -> Utilisation | None:
-    """Return the utilisation of a step of ``median`` seconds; None if no line holds any.
+    """Return the utilisation of rank 0's device in a step of ``median`` seconds; None if no line
+    holds any.
 
-    metrics: lines of metrics.jsonl, of steps with one batch size.
-    """
+    metrics: lines of metrics.jsonl, of steps with one batch size."""
     lines = [line for line in metrics if device_of(line) and is_number(line.get("seconds"))]
     if not lines or median <= 0:
         return None
 
     def at_median(values: Sequence[Any]) -> float | None:
-        """Return the share at the median step: a share is inverse to its step's seconds."""
+        """Return the median of shares per step, weighted as at the median step, since a share is
+        inverse to its step's seconds; None without numbers."""
         pairs = zip(values, lines, strict=True)
         known = [value * line["seconds"] for value, line in pairs if is_number(value)]
         return float(np.median(known)) / median if known else None

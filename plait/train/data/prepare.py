@@ -108,7 +108,7 @@ def prepare(
     A source is a file, a folder (all files below it whose path there matches ``pattern``, except
     hidden ones; ``*`` crosses folders) or ``"python-stdlib"``, the sources of the running Python.
     "Changed" means the names, sizes or modification times of the files, the tokenizer or the
-    settings. ``progress(done, total)`` is called in bytes of files.
+    settings. ``progress(done, total, tokens)`` is called in bytes of files.
 
     An existing corpus is verified (``Corpus.verify_changed``). If it is damaged and its sources are
     unchanged, it is prepared again, with a message to ``say``; the result must be the same stream.
@@ -246,7 +246,7 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
     """Write the corpus into the draft and rename it to ``out``; return what was passed over. On an
     error nothing remains, unless a later preparation can resume from it."""
     tokenizer, settings, total = making.tokenizer, making.settings, sum(file.bytes for file in files)
-    reading, progress = Reading(settings.text_key, settings.chats), making.progress or (lambda done, total: None)
+    reading, progress = Reading(settings.text_key, settings.chats), making.progress or (lambda *_: None)
     tokens = done = 0
     free = shutil.disk_usage(out.parent).free
     try:
@@ -265,10 +265,10 @@ def _build(out: Path, draft: Draft, files: list[SourceFile], making: _Making) ->
             )
         else:
             for done in _write_all(groups(files, settings.eval_fraction, reading), tokenizer, draft):
-                progress(done, total)
                 tokens = draft.tokens
+                progress(done, total, tokens)
             splits = {name: writer.finish() for name, writer in draft.writers.items()}
-        progress(total, total)
+        progress(total, total, tokens)
         _check_splits(out, splits, making)
         index = Index(
             dtype=_dtype(tokenizer), vocab=tokenizer.vocab, end_of_text=tokenizer.end_of_text,

@@ -47,7 +47,8 @@ class DataSet:
         return tokenizer if self.rows == "text" else AnswerTokenizer(tokenizer)
 
     def prepare(self, tokenizer: Tokenizer, say: Callable[[str], None], progress: Progress | None = None) -> Corpus:
-        """Return the set's corpus; prepare it unless it exists. Raises DataError."""
+        """Return the set's corpus, prepared now unless it exists. Raises DataError as
+        ``prepare.prepare`` does."""
         tokenizer = self.encoder(tokenizer)
         if not self.made:
             paths = [self._local(path, progress) for path in self.source.paths]
@@ -132,10 +133,9 @@ def prepare_corpus(
     ends = ""
     if isinstance(tokenizer, FileTokenizer):
         ends = f"; texts end with {tokenizer.token(tokenizer.end_of_text)!r}"
-    say(f"preparing {data.paths_text}{ends}")
+    say(f"preparing the data: {data.paths_text}{ends}")
     readers = readers_of(data, tokenizer)
     for one in (*training_sets(data, folder, readers), *evaluation_sets(data, folder, readers)):
         corpus = one.prepare(tokenizer, say, progress(one.name) if progress else None)
-        if one.name != "text" or data.eval:
-            splits = corpus.index.splits
-            say(f"  {shown(one.name)}: {splits['train'].tokens:,} tokens of {splits['train'].documents:,} documents")
+        split = corpus.index.splits["train"]
+        say(f"  {shown(one.name)}: {split.tokens:,} tokens of {split.documents:,} documents")

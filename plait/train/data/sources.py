@@ -47,8 +47,9 @@ STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 OTHERS = "split(s) of a saved dataset; name their folders to read them"
 BLOCK = 8 << 20
 """Bytes that are fetched at once."""
-Progress = Callable[[int, int], None]
-"""A function called with the bytes done and the total bytes."""
+Progress = Callable[..., None]
+"""A function called with the bytes done and the total bytes; while a corpus is written, also with
+its tokens so far."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,17 +97,20 @@ def test_drift_says_how_much_of_the_change_its_largest_part_is() -> None:
     assert found.by == pytest.approx(0.3 * computing, rel=0.01)
 
 
+OVER = " (the mean rank's means over the middle half of each quarter by length)"
+
+
 @pytest.mark.parametrize(
     ("drift", "said"),
     [
         (Drift(1.0, 1.75, "compute", 0.1, 0.3625),
-         "Steps became 75% longer: 1.00 s in the first quarter, 1.75 s in the last; 35% of that is computing "
-         "(100.0 ms to 362.5 ms), the largest part."),
+         "Steps became 75% longer: 1.00 s in the first quarter, 1.75 s in the last"
+         f"{OVER}; 35% of that is computing (100.0 ms to 362.5 ms), the largest part."),
         (Drift(1.0, 1.75, "compute", 0.1, 0.7), "80% of that is computing (100.0 ms to 700.0 ms)."),
-        (Drift(1.0, 0.9, "data", 0.3, 0.1), "10% shorter: 1.00 s in the first quarter, 900.0 ms in the last; waiting "
+        (Drift(1.0, 0.9, "data", 0.3, 0.1),
+         f"10% shorter: 1.00 s in the first quarter, 900.0 ms in the last{OVER}; waiting "
          "for data (300.0 ms to 100.0 ms) changed by more than that, other parts the other way."),
-        (Drift(1.0, 1.75), "1.75 s in the last; the part that changed is unknown: an earlier version "
-         "wrote these steps' sums."),
+        (Drift(1.0, 1.75), "1.75 s in the last (medians); the part that changed is unknown: "),
     ],
 )  # fmt: skip
 def test_drift_in_words(drift: Drift, said: str) -> None:
