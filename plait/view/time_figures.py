@@ -356,7 +356,7 @@ def prediction_figure(prediction: Prediction | None) -> dict[str, Any]:
         )
     ]  # fmt: skip
     figure = layout(
-        height=120 + 34 * len(rows), barmode="group", xaxis={"title": {"text": "ms of a mean rank's step"}},
+        height=120 + 34 * len(rows), barmode="group", xaxis={"title": {"text": "ms of the mean rank's mean step"}},
         yaxis={"automargin": True},
         legend=LEGEND_ABOVE | {"traceorder": "reversed"},
     )  # fmt: skip
