@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from plait.api.diagnosing import explain_hang, report_of
 from plait.core.base.errors import PlaitError
-from plait.core.record.ring import HEADER, LIVE, RECORD, RecordKind, call_of, signature_of
+from plait.core.record.ring import HEADER, LIVE_OFFSET, RECORD, RecordKind, call_of, signature_of
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.attempts import Attempt, read_attempts, write_attempts
 from plait.core.runs.evidence import FILE, Evidence, Verdict, WaitLink, ring_path, write_hang
@@ -166,7 +166,7 @@ def test_rings_with_other_numbers_in_them(
     shutil.copytree(whole, folder)
     path = ring_path(folder, draw.randrange(RANKS))
     data = bytearray(path.read_bytes())
-    first, last = {"header": (8, 300), "live": (LIVE, LIVE + 24), "records": (HEADER, len(data) - 8)}[at]
+    first, last = {"header": (8, 300), "live": (LIVE_OFFSET, LIVE_OFFSET + 24), "records": (HEADER, len(data) - 8)}[at]
     for _ in range(words):
         value = draw.choice([0, -1, 1, 2**31 - 1, -(2**63), 2**63 - 1, draw.getrandbits(62), time.monotonic_ns()])
         place = draw.randrange(first, last, 4)

@@ -45,7 +45,7 @@ def process_state(pid: int) -> ProcessState | None:
 
 GROUPS = Path("/sys/fs/cgroup")
 """The folder of the control groups."""
-FREEZER = ("get_signal", "do_freezer_trap", "__refrigerator")
+FREEZER_FUNCTIONS = ("get_signal", "do_freezer_trap", "__refrigerator")
 """The kernel functions in which a frozen process sleeps, unless its earlier sleep was only
 extended."""
 
@@ -61,7 +61,9 @@ def _frozen(pid: int) -> bool:
     files = [GROUPS / "freezer" / path[1:] / "freezer.state" for _, kinds, path in groups if "freezer" in kinds]
     files += [root / path[1:] / "cgroup.events" for _, kinds, path in groups if not kinds
               for root in (GROUPS, GROUPS / "unified")]  # fmt: skip
-    return where in FREEZER or any(re.search(r"^(frozen 1|FROZEN)$", _text(file), re.MULTILINE) for file in files)
+    return where in FREEZER_FUNCTIONS or any(
+        re.search(r"^(frozen 1|FROZEN)$", _text(file), re.MULTILINE) for file in files
+    )
 
 
 def _text(file: Path) -> str:
@@ -293,7 +295,7 @@ def reserved_port(host: str = "127.0.0.1") -> Generator[int]:
         yield held.getsockname()[1]
 
 
-MANY = 100_000
+MANY_OBJECTS = 100_000
 """The number of objects that one garbage collection traverses in a few milliseconds."""
 
 
@@ -302,8 +304,8 @@ def uncollected() -> Generator[None]:
     """Disable garbage collection in a block, or in a function that this decorates; restore its
     state afterwards.
 
-    If the block makes more than ``MANY`` objects, they move to the oldest generation at its end.
-    Otherwise the next collection would traverse all of them at once.
+    If the block makes more than ``MANY_OBJECTS`` objects, they move to the oldest generation at its
+    end. Otherwise the next collection would traverse all of them at once.
 
     >>> with uncollected():
     ...     gc.isenabled()
@@ -315,7 +317,9 @@ def uncollected() -> Generator[None]:
         yield
     finally:
         if ran:
-            if gc.get_count()[0] > MANY and not gc.get_freeze_count():  # objects that the caller has frozen stay frozen
+            if (
+                gc.get_count()[0] > MANY_OBJECTS and not gc.get_freeze_count()
+            ):  # objects that the caller has frozen stay frozen
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -39,7 +39,7 @@ KEYS = (
     ("crossing", "conflicts", 1.0, 1e6), ("core", "core", 1.0, 1e18),
 )  # fmt: skip
 """Keys of a network file: (table, field, least value, largest value)."""
-OPEN = ("conflicts", "core")
+OPTIONAL_FIELDS = ("conflicts", "core")
 """Fields that a file may leave out."""
 
 
@@ -65,12 +65,12 @@ class Network:
         path = path or specs_folder() / "placement" / "network.toml"
         values, found = read_toml(path), dict[str, float]()
         for key, name, least, most in KEYS:
-            if key not in values and name in OPEN:
+            if key not in values and name in OPTIONAL_FIELDS:
                 continue
             told: Any = values[key].get("value") if isinstance(values.get(key), dict) else None
             if not isinstance(told, (int, float)) or not least <= told <= most:
                 fix = f"Write [{key}] with value, a number from {least:g} to {most:g}, source and date"
-                fix += "; or leave it out" if name in OPEN else ""
+                fix += "; or leave it out" if name in OPTIONAL_FIELDS else ""
                 raise JobError(f"{shown(told)} is no {key}", file=str(path), key=key, fix=fix)
             found[name] = float(told)
         return Network(**(found | ({"rate": rate} if rate else {})))

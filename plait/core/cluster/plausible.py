@@ -33,7 +33,7 @@ UNITS: Mapping[str, str] = {
        ("matmul_launch", "attention_launch", "host_layer", "host_collective", "step")},
 }  # fmt: skip
 """Unit of each constant of a cluster's file, by its key."""
-USUAL: Mapping[tuple[str, int], str] = {
+USUAL_REASONS: Mapping[tuple[str, int], str] = {
     ("FLOP/s", 2): ", as with sparsity", ("B/s", 2): ", as of both directions together", ("B/s", 8): ", as in bits",
 }  # fmt: skip
 """Reason why a value is a multiple of the shipped one, as the end of a message, by (unit,
@@ -139,7 +139,9 @@ def _unlike(entry: _Entry, cluster: Cluster) -> str:
     ratio = entry.value / value
     if ratio <= ABOVE and ratio >= (BELOW if of_device else 1 / SLIP):
         return ""
-    why = next((why for (unit, times), why in USUAL.items() if unit == entry.unit and abs(ratio / times - 1) < 0.1), "")
+    why = next(
+        (why for (unit, times), why in USUAL_REASONS.items() if unit == entry.unit and abs(ratio / times - 1) < 0.1), ""
+    )
     return f"{entry.key}: {_human(entry.value, entry.unit)} is {ratio:.3g} times that of {name} ({source}){why}"
 
 

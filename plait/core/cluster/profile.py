@@ -92,7 +92,7 @@ class Point(Section):
     """Half the distance between the quartiles of the samples, relative to the median."""
 
 
-FULL = 0.9
+FULL_BANDWIDTH = 0.9
 """Share of the best measured bandwidth above which a message counts as reaching full bandwidth."""
 
 
@@ -123,7 +123,7 @@ class Curve(Section):
         """Bytes from which on the collective has 0.9 of the best measured bandwidth (Arnold,
         section 4: 256 MB for a collective, 2 MB for a send to one rank)."""
         best = max(point.bytes / point.seconds for point in self.points)
-        return next(point.bytes for point in self.points if point.bytes / point.seconds >= FULL * best)
+        return next(point.bytes for point in self.points if point.bytes / point.seconds >= FULL_BANDWIDTH * best)
 
 
 def wire_share(kind: CollectiveKind, ranks: int) -> float:

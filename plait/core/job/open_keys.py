@@ -12,7 +12,7 @@ from plait.core.job.rampup import BatchSizes, RampupSection
 from plait.core.job.settings import PLANNABLE, DataSection, TrainSection
 from plait.core.job.texts import tokens_of
 
-TIMED = ("strategy.slices", "strategy.sequence_parallel")
+TIMED_SETTINGS = ("strategy.slices", "strategy.sequence_parallel")
 """Settings whose ``auto`` is timed, not predicted, unless the planner chooses other settings
 too."""
 MICRO = "train.micro_batch_size"
@@ -74,11 +74,11 @@ def with_open_keys(values: dict[str, Any]) -> dict[str, Any]:
         unsaid = "strategy" not in values and name not in table
         if unsaid or table.get(name, "auto" if name == "slices" else None) == "auto":
             found.append(key)
-    if set(found) <= set(TIMED):
+    if set(found) <= set(TIMED_SETTINGS):
         return values
     if "micro_batch_size" not in tables["train"] and MICRO not in found:
         found.insert(0, MICRO)
-    for key in set(found) - set(TIMED):
+    for key in set(found) - set(TIMED_SETTINGS):
         section, _, name = key.partition(".")
         tables[section] = {other: value for other, value in tables[section].items() if other != name}
     if MICRO in found:  # other keys are checked against the largest that may be chosen

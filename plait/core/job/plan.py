@@ -292,7 +292,7 @@ _AS_WRITTEN = ("model", "workload", "strategy", "layout", "shardings", "costs", 
 
 CHANGED = "changed"
 """Key of the note that lists the settings that changed since the run's previous start."""
-NAMED = 3
+MOST_NAMED = 3
 """Most settings that are named when a folder holds a run of another job."""
 
 
@@ -302,8 +302,8 @@ def _another(old: Job | None, new: Job | None) -> str:
     if old is None or new is None:
         return "" if old is new else "one of the two was planned without a job file"
     wrong = [str(one) for one in new.changes(old) if not one.allowed]
-    more = [f"{len(wrong) - NAMED} more settings differ"] if len(wrong) > NAMED else []
-    return "; ".join([*wrong[:NAMED], *more])
+    more = [f"{len(wrong) - MOST_NAMED} more settings differ"] if len(wrong) > MOST_NAMED else []
+    return "; ".join([*wrong[:MOST_NAMED], *more])
 
 
 def _job(values: dict[str, Any]) -> Job:

@@ -98,15 +98,15 @@ ROUNDS = 3
 """Timed rounds of all candidates, if the run can pay for them; the lowest median wins."""
 WARM_UP = 1
 """Rounds before the timed rounds, which are not counted."""
-SHARE = 0.5
+TIMING_SHARE = 0.5
 """Share of the largest possible saving that timing may cost: hiding communication saves some two
 thirds of it, and seldom all."""
 
 
-COMPILED = 0.25
+COMPILE_SAVING = 0.25
 """Largest share of a step that compiling is assumed to save: what lies between matrix products
 seldom takes more."""
-COMPILING = 40.0
+COMPILE_SECONDS = 40.0
 """Seconds that compiling a model takes with an empty compiler cache, on a CPU."""
 
 
@@ -119,10 +119,10 @@ def worth_compiling(step_seconds: float, steps_left: int) -> str:
     >>> worth_compiling(2.0, 400)
     ''
     """
-    saves = COMPILED * step_seconds * max(steps_left, 0)
-    if SHARE * saves >= COMPILING:
+    saves = COMPILE_SAVING * step_seconds * max(steps_left, 0)
+    if TIMING_SHARE * saves >= COMPILE_SECONDS:
         return ""
-    return f"not tried: it can save at most {saves:.0f} s of this run, and takes some {COMPILING:.0f} s itself"
+    return f"not tried: it can save at most {saves:.0f} s of this run, and takes some {COMPILE_SECONDS:.0f} s itself"
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,8 @@ def timing_budget(
     def each(tried: int) -> float:
         return overhead + (tried + WARM_UP) * step_seconds
 
-    fit = [tried for tried in range(rounds, 0, -1) if candidates * each(tried) <= SHARE * saves]
-    count = 0 if saves <= 0 else candidates if fit else int(SHARE * saves / each(1))
+    fit = [tried for tried in range(rounds, 0, -1) if candidates * each(tried) <= TIMING_SHARE * saves]
+    count = 0 if saves <= 0 else candidates if fit else int(TIMING_SHARE * saves / each(1))
     costs = candidates * each(rounds)
     if count < 2:
         return Timing(0, 0, candidates, saves, costs)

@@ -15,7 +15,7 @@ compute other numbers from the same state; a log line and the run's history note
 shape``: the run is planned anew, and goes on with the same numbers but for rounding. ``refused``:
 an error, with the key and both values."""
 
-TRAIN: Mapping[str, Effect] = {
+TRAIN_EFFECTS: Mapping[str, Effect] = {
     "steps": "at once",
     "tokens": "at once",
     "global_batch_size": "noted",
@@ -51,12 +51,12 @@ TRAIN: Mapping[str, Effect] = {
 """Effects of changed keys of [train]. A batch of another size begins with the sequence after the
 last that was trained on. So does a batch of another ramp-up, whose sizes are counted from the first
 step of the run."""
-DATA: Mapping[str, Effect] = {"sources": "noted", "eval": "at once"}
+DATA_EFFECTS: Mapping[str, Effect] = {"sources": "noted", "eval": "at once"}
 """Effects of changed keys of [data]. Its other keys decide what a position in the data means, and
 are refused. Sources may be added and weights changed: every source goes on at its position."""
-STRATEGY: Effect = "another shape"
+STRATEGY_EFFECT: Effect = "another shape"
 """Effect of any changed key of [strategy]."""
-SECTIONS: Mapping[str, Effect] = {"model": "refused"}
+SECTION_EFFECTS: Mapping[str, Effect] = {"model": "refused"}
 """Effects of tables whose keys are all alike. Tables that are not listed are about where a run is,
 not what it computes."""
 
@@ -69,10 +69,10 @@ def effect_of(key: str) -> Effect:
     """
     section, _, name = key.partition(".")
     if section == "train":
-        return TRAIN[name.partition(".")[0]]
+        return TRAIN_EFFECTS[name.partition(".")[0]]
     if section == "data":
-        return DATA.get(name.partition(".")[0], "refused")
-    return STRATEGY if section == "strategy" else SECTIONS.get(section, "at once")
+        return DATA_EFFECTS.get(name.partition(".")[0], "refused")
+    return STRATEGY_EFFECT if section == "strategy" else SECTION_EFFECTS.get(section, "at once")
 
 
 def flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

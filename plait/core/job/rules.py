@@ -91,7 +91,7 @@ def _check_batch(job: Job) -> None:
         )
 
 
-SLOWEST = 0.998
+MOST_DECAY_BF16 = 0.998
 """Decay rate of the second moment above which a step changes it by less than bf16 can hold,
 2^-9."""
 
@@ -100,7 +100,7 @@ def _check_moments(job: Job) -> None:
     """Raise JobError for a second moment that rounding would freeze: updates would be scaled by old
     gradients."""
     first, second = job.train.adam_betas
-    if job.train.optimizer_dtype == "bf16" and job.train.optimizer != "sgd" and second > SLOWEST:
+    if job.train.optimizer_dtype == "bf16" and job.train.optimizer != "sgd" and second > MOST_DECAY_BF16:
         raise JobError(
             f"{second}: a step changes the second moment by less than bf16 can hold",
             key="train.adam_betas",

@@ -43,7 +43,7 @@ from plait.core.job.settings import (
     TrainSection,
 )
 from plait.core.job.tables import check_tables
-from plait.core.job.texts import PREDICTED, check_exists, resolve_paths
+from plait.core.job.texts import PREDICTION_FILES, check_exists, resolve_paths
 from plait.core.model.precision import unquantised
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import ContextSplit, Layout
@@ -169,7 +169,7 @@ class Job(Section):
     def check_predicted(self, where: PlaceSection) -> None:
         """Raise JobError for a file that a prediction may read and that does not exist. where: the
         job's [place]."""
-        check_exists(self.to_dict() | {"place": where.model_dump()}, PREDICTED)
+        check_exists(self.to_dict() | {"place": where.model_dump()}, PREDICTION_FILES)
 
     @property
     def num_micro_batches(self) -> int:

@@ -17,7 +17,7 @@ from plait.core.base.errors import JobError
 from plait.core.base.files import check_path
 from plait.core.job.data_settings import BYTES, STDLIB
 
-PATHS = (
+PATH_SETTINGS = (
     ("model", "huggingface"),
     ("data", "text"),
     ("data", "sources"),
@@ -40,9 +40,9 @@ WORDS = {"data.text": (STDLIB,), "data.sources": (STDLIB,), "data.eval": (STDLIB
          "place.rank_table": ("",),
          "place.states": ("-",)}  # fmt: skip
 """Values of these settings that are not paths."""
-PREDICTED = ("cluster.file", "cluster.profile", "place.affinity", "place.network", "place.rank_table")
+PREDICTION_FILES = ("cluster.file", "cluster.profile", "place.affinity", "place.network", "place.rank_table")
 """Files that predictions read, always or only where ranks are placed."""
-QUERIED = ("slurm:", "kubernetes:")
+QUERY_PREFIXES = ("slurm:", "kubernetes:")
 """Prefixes of [place] values that are not files: Plait queries Slurm or Kubernetes for the states
 of nodes."""
 
@@ -54,7 +54,7 @@ def resolve_paths(values: dict[str, Any], base: Path) -> dict[str, Any]:
     def locate(text: Any, key: str) -> Any:
         if not isinstance(text, str) or text in WORDS.get(key, ()):
             return text
-        if (key == "place.states" and text.startswith(QUERIED)) or (key == "place.topology" and ":" in text):
+        if (key == "place.states" and text.startswith(QUERY_PREFIXES)) or (key == "place.topology" and ":" in text):
             return text
         check_path(text, key)
         if "://" in text:  # an address, which fsspec opens
@@ -70,7 +70,7 @@ def resolve_paths(values: dict[str, Any], base: Path) -> dict[str, Any]:
         return locate(value, key)
 
     result = dict(values)
-    for section, key in PATHS:
+    for section, key in PATH_SETTINGS:
         table = result.get(section)
         if isinstance(table, dict) and key in table:
             value = cast("dict[str, Any]", table)[key]

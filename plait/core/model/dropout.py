@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-HASHED = 16
+HASH_BYTES = 16
 """Bytes of an element while its mask is drawn: two 64-bit integers."""
-WIDE = 4
+SUM_BYTES = 4
 """Bytes of an element of sums, unless the model itself has a wider type."""
 LEAST, MOST = 16, 256
 """Least and most queries of a block, if the sequence has as many: enough for a matrix product; few
@@ -63,14 +63,14 @@ class Blocks:
         """Return the most bytes of the forward, besides attention's inputs and output. size:
         elements of a head."""
         queries = self.rows_at_once * self.group * self.queries * size
-        return self.weights * (_each(itemsize) + HASHED) + queries * itemsize
+        return self.weights * (_each(itemsize) + HASH_BYTES) + queries * itemsize
 
     def backward(self, size: int, itemsize: int) -> int:
         """Return the most bytes of the backward, besides attention's inputs and outputs: it adds
         the weights' gradient, and sums of keys and values. size: elements of a head."""
         queries, keys = (self.rows_at_once * n * size for n in (self.group * self.queries, self.sequence))
-        sums = 2 * keys * max(itemsize, WIDE)
-        return self.weights * (_each(itemsize) + itemsize + HASHED) + 3 * queries * itemsize + sums
+        sums = 2 * keys * max(itemsize, SUM_BYTES)
+        return self.weights * (_each(itemsize) + itemsize + HASH_BYTES) + 3 * queries * itemsize + sums
 
     def __iter__(self) -> Iterator[Block]:
         """Yield all blocks: blocks of the same rows follow each other, with ascending queries."""
@@ -83,4 +83,4 @@ class Blocks:
 def _each(itemsize: int) -> int:
     """Return the bytes of a weight, whose softmax is in fp32 at least, and of the product from
     which it is made."""
-    return itemsize if itemsize >= WIDE else itemsize + WIDE
+    return itemsize if itemsize >= SUM_BYTES else itemsize + SUM_BYTES

@@ -33,7 +33,7 @@ from plait.core.model.weights import MLP, Dimensions, Sublayer, count, matrices_
 Family = Literal["gpt", "llama", "utransformer"]
 Probability = Annotated[float, Ge(0), Lt(1)]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-RARE = ("without", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim")
+RARE_FIELDS = ("without", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim")
 """Fields that a plan's file has only if they are not empty or zero."""
 MOST_PARAMETERS = 10**15
 """Most parameters of a model, a thousand times the largest models: all numbers computed from it fit
@@ -319,9 +319,9 @@ class ModelSpec:
     # ---- reading ----
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; ``from_dict`` reads them back. Fields of ``RARE`` are left
-        out if they are empty or zero."""
-        return {key: value for key, value in asdict(self).items() if key not in RARE or value}
+        """Return plain values for JSON; ``from_dict`` reads them back. Fields of ``RARE_FIELDS``
+        are left out if they are empty or zero."""
+        return {key: value for key, value in asdict(self).items() if key not in RARE_FIELDS or value}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> ModelSpec:

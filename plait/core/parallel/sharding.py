@@ -178,7 +178,7 @@ STATES: Mapping[Rule, tuple[str, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum",), "sgd": ("momentum",),
 }  # fmt: skip
 """Optimizer states that each update rule keeps of a parameter, besides its master weight."""
-HIDDEN = ("attn", "mlp", "down", "up")
+MUON_KINDS = ("attn", "mlp", "down", "up")
 """Kinds of units whose matrices Muon orthogonalises; AdamW updates embedding, positions and head
 (Jordan 2024, https://kellerjordan.github.io/posts/muon/)."""
 
@@ -194,13 +194,13 @@ def rule_of(optimizer: OptimizerName, unit: Unit) -> Rule:
     >>> rule_of("muon", ("attn", 3)), rule_of("muon", ("head", 0))
     ('muon', 'adamw')
     """
-    return "adamw" if optimizer == "muon" and unit[0] not in HIDDEN else optimizer
+    return "adamw" if optimizer == "muon" and unit[0] not in MUON_KINDS else optimizer
 
 
 # ---- matrices that are orthogonalised ----
 
 
-SHARED = 8
+MOST_SHARING = 8
 """Most replicas of an optimizer shard that share the work: with more, a replica would send its
 matrices to more ranks than orthogonalising them itself costs."""
 
@@ -238,7 +238,7 @@ def shared_blocks(blocks: int) -> int:
     >>> [shared_blocks(blocks) for blocks in (1, 6, 12, 11)]
     [1, 6, 6, 1]
     """
-    return next(some for some in range(min(blocks, SHARED), 0, -1) if blocks % some == 0)
+    return next(some for some in range(min(blocks, MOST_SHARING), 0, -1) if blocks % some == 0)
 
 
 def sharing(mesh: Mesh, sharding: Sharding, rank: int) -> tuple[int, ...]:
@@ -257,4 +257,4 @@ def buffer_numel(largest: int, blocks: int = 1) -> int:
     of four kinds, as large as a rank's share of a round: parts sent and received, and results sent
     to ``blocks`` replicas of an optimizer shard, and received. largest: elements of the largest
     matrix."""
-    return 4 * largest * (1 + min(blocks, SHARED))
+    return 4 * largest * (1 + min(blocks, MOST_SHARING))

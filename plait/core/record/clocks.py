@@ -32,11 +32,11 @@ LEAST = 8
 """The fewest common collectives for a comparison of two clocks."""
 MOST = 512
 """The most collectives of a group that are used, the last ones."""
-TOGETHER = tuple(VERBS.index(verb) for verb in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
+SYNCHRONISING = tuple(VERBS.index(verb) for verb in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
 """Collectives whose result no rank has before every rank has begun."""
-QUARTZ = 1e-4
+DRIFT_ERROR = 1e-4
 """The assumed error of a clock's drift (ns per ns) without a better estimate."""
-NORMAL = 1.4826
+MAD_TO_DEVIATION = 1.4826
 """The standard deviation of normal errors, in units of their median absolute deviation."""
 
 
@@ -115,7 +115,7 @@ def fit_clock(reference_times: np.ndarray, local_times: np.ndarray) -> HostClock
     for _ in range(20):
         slope, level = _line(x[kept], y[kept])
         off = np.abs(y - level - slope * x)
-        spread = max(NORMAL * float(np.median(off[kept])), 1.0)
+        spread = max(MAD_TO_DEVIATION * float(np.median(off[kept])), 1.0)
         again = off <= 4 * spread
         if (again == kept).all() or np.count_nonzero(again) < LEAST:
             break
@@ -127,7 +127,7 @@ def fit_clock(reference_times: np.ndarray, local_times: np.ndarray) -> HostClock
     wide = float(np.sqrt(np.sum((x[kept] - x[kept].mean()) ** 2)))
     return HostClock(
         offset=shift + round(level), drift=slope, origin=origin, error=error,
-        drift_error=3 * spread / wide if wide else QUARTZ,
+        drift_error=3 * spread / wide if wide else DRIFT_ERROR,
     )  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def _collectives(rings: Sequence[Ring], hosts: Mapping[int, str]) -> dict[str, _
     found: dict[str, _Seen] = {host: {} for host in hosts.values()}
     for ring in rings:
         table = ring.table[(ring.table["kind"] == RecordKind.COLLECTIVE) & (ring.table["ended"] > 0)]
-        table = table[np.isin(table["call"] & 15, TOGETHER)]
+        table = table[np.isin(table["call"] & 15, SYNCHRONISING)]
         own = found[hosts[ring.rank]]
         for number, group in ring.groups.items():
             last = table[table["group"] == number][-MOST:]

@@ -28,7 +28,7 @@ SPANS: Mapping[RecordKind, SpanKind] = {
 }  # fmt: skip
 """Kind of the timeline's span for each record kind that is an op of the plan. Such a record is a
 span only if its name has a place (site, layer, slice)."""
-AROUND: Mapping[RecordKind, SpanKind] = {
+OTHER_SPANS: Mapping[RecordKind, SpanKind] = {
     RecordKind.DATA: "data", RecordKind.OPTIMIZER: "optimizer",
     RecordKind.CHECKPOINT: "checkpoint", RecordKind.EVALUATION: "evaluation",
 }  # fmt: skip
@@ -36,7 +36,7 @@ AROUND: Mapping[RecordKind, SpanKind] = {
 it needs no place."""
 
 
-EXCHANGED = "FAKXDGETSH"
+CP_KINDS = "FAKXDGETSH"
 """Letters of the op kinds of attention (``Kind``) after which ranks of a cp group may
 communicate."""
 AWAITED: Mapping[str, tuple[str, ...]] = {
@@ -72,7 +72,7 @@ def axis_of(kind: str, name: str) -> str:
         if name.split(" ")[0] in UNITS:
             return "dp"
         site, _, kind = name.partition(".")
-        return "cp" if kind[:1] and kind[0] in EXCHANGED and site.startswith(("attn", "block")) else "tp"
+        return "cp" if kind[:1] and kind[0] in CP_KINDS and site.startswith(("attn", "block")) else "tp"
     return ""
 
 
@@ -310,7 +310,7 @@ def _direction(name: Name) -> str:
     return ("forward" if name.place.forward else "backward") if name.place else ""
 
 
-_WORDS = ("", *dict.fromkeys((*SPANS.values(), *AROUND.values())))
+_WORDS = ("", *dict.fromkeys((*SPANS.values(), *OTHER_SPANS.values())))
 
 
 @cache
@@ -319,7 +319,7 @@ def _kind_numbers() -> np.ndarray:
     import numpy as np
 
     words = [
-        SPANS.get(RecordKind(kind)) or AROUND.get(RecordKind(kind)) or "" if kind else ""
+        SPANS.get(RecordKind(kind)) or OTHER_SPANS.get(RecordKind(kind)) or "" if kind else ""
         for kind in range(max(RecordKind) + 1)
     ]
     return np.array([_WORDS.index(word) for word in words])
@@ -327,10 +327,10 @@ def _kind_numbers() -> np.ndarray:
 
 @cache
 def _is_around() -> np.ndarray:
-    """Return an array from record kinds to booleans: True for kinds in ``AROUND``."""
+    """Return an array from record kinds to booleans: True for kinds in ``OTHER_SPANS``."""
     import numpy as np
 
-    return np.isin(np.arange(max(RecordKind) + 1), list(AROUND))
+    return np.isin(np.arange(max(RecordKind) + 1), list(OTHER_SPANS))
 
 
 def _occurrence(steps: np.ndarray, same: np.ndarray) -> np.ndarray:

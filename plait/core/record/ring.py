@@ -54,11 +54,11 @@ CAPACITY = 1 << 16
 UNSET = -1
 """The peer of a record without a peer; the step of a record outside of steps."""
 _HEADER = struct.Struct("<8sIIIIqiiiiqqqqqqqqq64s64s64s")
-LIVE = 80
+LIVE_OFFSET = 80
 """The byte offset in the header of the words that change: step, its start, and the time when the
 writer closed the ring."""
 
-PLAN = _HEADER.size - 64
+PLAN_OFFSET = _HEADER.size - 64
 """The byte offset in the header of the plan's hash."""
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from plait.core.record.ring import BYTES, ENDED, HEADER, RECORD, STARTED, UNSET, RecordKind
 
 WORD = (1 << 32) - 1
-SHOWN = 16
+MOST_POLLED = 16
 """The most collectives in flight that one ``look`` polls."""
 _WORD, _I64 = struct.Struct("<I"), struct.Struct("<q")
 _INNER = struct.Struct("<" + RECORD.format[2:-1])
@@ -93,7 +93,7 @@ class Writer:
     def look(self) -> None:
         """Record the ends of collectives that have completed. Other threads may record them at the
         same time."""
-        for flight in self.under_way[:SHOWN]:
+        for flight in self.under_way[:MOST_POLLED]:
             flight.look()
 
     def _fill(self, number: int, field: int, value: int) -> None:

@@ -10,12 +10,19 @@ from typing import NamedTuple
 from plait.core.base.errors import DataError
 from plait.core.record.ring import HEADER, UNSET, Header, RecordKind, Ring, open_ring
 
-WORK = (RecordKind.COMPUTE, RecordKind.DATA, RecordKind.OPTIMIZER)
+WORK_KINDS = (RecordKind.COMPUTE, RecordKind.DATA, RecordKind.OPTIMIZER)
 """The record kinds of computation in the rank's own thread."""
-ENDS = (*WORK, RecordKind.WAIT, RecordKind.IDLE, RecordKind.STEP, RecordKind.CHECKPOINT, RecordKind.EVALUATION)
+OWN_END_KINDS = (
+    *WORK_KINDS,
+    RecordKind.WAIT,
+    RecordKind.IDLE,
+    RecordKind.STEP,
+    RecordKind.CHECKPOINT,
+    RecordKind.EVALUATION,
+)
 """The record kinds whose ends the rank itself determines; the ends of communication also depend on
 other ranks."""
-ALONE = (*WORK, RecordKind.STEP)
+INDEPENDENT_KINDS = (*WORK_KINDS, RecordKind.STEP)
 """The record kinds after whose start the rank waits for no other rank."""
 
 
@@ -36,15 +43,15 @@ def progress_of(ring: Ring, now: int) -> RingProgress:
     import numpy as np
 
     table = ring.table
-    own = np.isin(table["kind"], ENDS)
+    own = np.isin(table["kind"], OWN_END_KINDS)
     begun, ended = table["enqueued"], np.abs(table["ended"]) * own
     times = np.concatenate([begun, ended])
-    alone = np.concatenate([np.isin(table["kind"], ALONE), np.ones(len(table), bool)])
+    alone = np.concatenate([np.isin(table["kind"], INDEPENDENT_KINDS), np.ones(len(table), bool)])
     known = (times > 0) & (times <= now)
     times, alone = times[known], alone[known]
     latest = max(int(times.max(initial=0)), ring.header.stepped if ring.header.stepped <= now else 0)
     working = table[own][-1:]
-    inside = np.isin(working["kind"], WORK) & (working["started"] > 0) & (working["ended"] == 0)
+    inside = np.isin(working["kind"], WORK_KINDS) & (working["started"] > 0) & (working["ended"] == 0)
     steps = table[(table["kind"] == RecordKind.STEP) & (table["step"] != UNSET) & (table["ended"] > 0)]
     longest = 0
     if len(steps):

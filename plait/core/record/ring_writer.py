@@ -28,8 +28,8 @@ from plait.core.base.process import boot_id, process_state
 from plait.core.record.ring import (
     CAPACITY,
     HEADER,
-    LIVE,
-    PLAN,
+    LIVE_OFFSET,
+    PLAN_OFFSET,
     RECORD,
     Header,
     Name,
@@ -128,16 +128,16 @@ class RingWriter(Writer):
 
     def step(self, number: int, at: int) -> None:
         """Record the start of a step. at: ns of the monotonic clock."""
-        _STEP.pack_into(self._map, LIVE, number, at)
+        _STEP.pack_into(self._map, LIVE_OFFSET, number, at)
 
     def obeys(self, plan: str) -> None:
         """Set the hash of the plan that this rank follows from now on."""
         self.header = replace(self.header, plan=plan)
-        self._map[PLAN : PLAN + 64] = plan.encode()[:64].ljust(64, b"\0")
+        self._map[PLAN_OFFSET : PLAN_OFFSET + 64] = plan.encode()[:64].ljust(64, b"\0")
 
     def close(self) -> None:
         """Mark the ring as closed in good order. Later records of other threads are not needed."""
-        _I64.pack_into(self._map, LIVE + 16, time.monotonic_ns())
+        _I64.pack_into(self._map, LIVE_OFFSET + 16, time.monotonic_ns())
         if self._told >= 0:
             os.close(self._told)
             self._told = -1

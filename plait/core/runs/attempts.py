@@ -143,7 +143,7 @@ def _done(attempt: Attempt, step: int) -> int:
     return attempt.steps if attempt.resumed < 0 else max(attempt.steps, step - attempt.resumed)
 
 
-EPOCH = "epoch.json"
+EPOCH_FILE = "epoch.json"
 
 
 def _of_run(folder: Path) -> str:
@@ -166,7 +166,7 @@ class Epoch:
         folder cannot be written, the word is empty: no attempt can write there anyway."""
         word = secrets.token_hex(8) + _of_run(folder)
         try:
-            with replacing(folder / EPOCH, parents=False) as draft:
+            with replacing(folder / EPOCH_FILE, parents=False) as draft:
                 draft.write_text(json.dumps({"epoch": word, "since": time.time()}) + "\n")
         except OSError:
             word = ""
@@ -186,7 +186,7 @@ class Epoch:
         if not self.word:
             return False
         with suppress(OSError, ValueError):
-            found = read_table(self.folder / EPOCH).get("epoch")
+            found = read_table(self.folder / EPOCH_FILE).get("epoch")
             return isinstance(found, str) and found != self.word
         return False
 

@@ -21,7 +21,7 @@ from plait.core.base.codec.json_text import read_table
 from plait.core.base.errors import JobError
 from plait.core.base.process import pid_namespace_key, process_since, process_state
 
-OWNER = "owner.json"
+OWNER_FILE = "owner.json"
 """The file that identifies the owner of a folder."""
 SHARED = Path("/dev/shm")
 """Linux's file system in memory; other systems have none."""
@@ -42,7 +42,7 @@ def open_memory(run: Path) -> None:
     try:
         draft = Path(mkdtemp(dir=SHARED, prefix=f".{folder.name}."))
         try:
-            (draft / OWNER).write_text(json.dumps(owner))
+            (draft / OWNER_FILE).write_text(json.dumps(owner))
             draft.rename(folder)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -71,7 +71,7 @@ def sweep_memory() -> None:
     with suppress(OSError):
         for folder in SHARED.glob(f"plait-{os.geteuid()}-*"):
             with suppress(OSError, ValueError, KeyError, TypeError):
-                owner = read_table(folder / OWNER)
+                owner = read_table(folder / OWNER_FILE)
                 pid, started = owner["pid"], owner["started"]
                 known = isinstance(pid, int) and isinstance(started, int) and owner["place"] == pid_namespace_key()
                 if known and process_since(pid, started) is None:

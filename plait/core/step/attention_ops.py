@@ -30,7 +30,7 @@ from typing import Literal
 
 from plait.core.step.ops import ROTATES, Kind
 
-KEEPS_GOING = frozenset((Kind.RING_SEND, Kind.RING_SEND_BACKWARD))
+OVERLAPS_OWN_BLOCK = frozenset((Kind.RING_SEND, Kind.RING_SEND_BACKWARD))
 """Op kinds whose collectives overlap attention to the rank's own blocks even without Domino-style
 overlap (plain ring attention)."""
 

@@ -23,7 +23,7 @@ from plait.core.step.segments import Phase, SegmentGraph
 from plait.core.step.stages import Crossing, Stage, TiedGradient, crossing_bytes, crossings, split_layers, tie_of
 from plait.core.step.traffic import SegmentTraffic, UnitTraffic, replicated_numbers, unit_sizes, unit_traffic
 
-LATER = ("matrix_steps", "reduce_dtype", "optimizer_dtype")
+LATER_FIELDS = ("matrix_steps", "reduce_dtype", "optimizer_dtype")
 """Fields of a workload that the first plans did not have; all had their defaults."""
 
 
@@ -45,10 +45,12 @@ class Workload:
     optimizer_dtype: SmallType = "master"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values. Fields of ``LATER`` are left out at their defaults, so that keys of
-        older plans stay the same."""
+        """Return plain values. Fields of ``LATER_FIELDS`` are left out at their defaults, so that
+        keys of older plans stay the same."""
         return {
-            key: value for key, value in asdict(self).items() if key not in LATER or value != getattr(Workload, key)
+            key: value
+            for key, value in asdict(self).items()
+            if key not in LATER_FIELDS or value != getattr(Workload, key)
         }
 
     @property

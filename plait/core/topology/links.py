@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 Key = TypeVar("Key")
-LEAST = 3
+LEAST_RATES = 3
 """Least number of measured rates of one kind of link from which a median is taken."""
 
 
@@ -44,5 +44,5 @@ def slower(rates: Mapping[Key, float], share: float) -> dict[Key, float]:
     >>> slower({"a": 9.0, "b": 1.0, "c": 10.0}, 1 / 4)
     {'b': 9.0}
     """
-    usual = statistics.median(rates.values()) if len(rates) >= LEAST else 0.0
+    usual = statistics.median(rates.values()) if len(rates) >= LEAST_RATES else 0.0
     return {key: usual for key, rate in rates.items() if rate < usual * share}

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from plait.core.job.settings import MuonSection
-from plait.core.parallel.sharding import HIDDEN, Sharding, Unit, rounds
+from plait.core.parallel.sharding import MUON_KINDS, Sharding, Unit, rounds
 from plait.core.reshard.layouts import Box
 from plait.core.step.traffic import UnitOp
 from plait.train.comm.background import Background, BackgroundHandle
@@ -118,7 +118,7 @@ def matrices_of(models: Share, members: Sequence[Member], sharding: Sharding) ->
             found = pieces(model.spec, model.strategy, member.tp_rank, model.stage)
             for unit, shape in unit_shapes(found, model.embedding.rows, model.stage.index).items():
                 layout = UnitLayout(unit, shape.shapes, shape.pieces, (sharding, member.replica))
-                for part in layout.held("optim") if unit[0] in HIDDEN else ():
+                for part in layout.held("optim") if unit[0] in MUON_KINDS else ():
                     if len(part.piece.shape) == 2:
                         own[part.piece.name].append(part)
                         about[part.piece.name] = (part.piece.shape[0], part.piece.shape[1]), unit

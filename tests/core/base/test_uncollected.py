@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from plait.core.base.process import MANY, uncollected
+from plait.core.base.process import MANY_OBJECTS, uncollected
 
 
 @pytest.mark.parametrize("ran", [True, False])
@@ -38,9 +38,9 @@ def test_much_that_was_made_is_not_gone_through_at_once() -> None:
     gc.callbacks.append(note)
     try:
         with uncollected():
-            made = [[number] for number in range(2 * MANY)]
+            made = [[number] for number in range(2 * MANY_OBJECTS)]
         more = [[number] for number in range(100)]
     finally:
         gc.callbacks.remove(note)
-    assert len(made) == 2 * MANY and len(more) == 100 and not collected
+    assert len(made) == 2 * MANY_OBJECTS and len(more) == 100 and not collected
     assert any(each is made[-1] for each in gc.get_objects(generation=2))

@@ -17,7 +17,7 @@ from plait.core.base.errors import JobError, ScheduleError
 from plait.core.cluster.hardware import HERE
 from plait.core.job.advice import changed
 from plait.core.job.plan import Plan
-from plait.core.job.resuming import TRAIN, Change, effect_of
+from plait.core.job.resuming import TRAIN_EFFECTS, Change, effect_of
 from plait.core.job.settings import StrategySection, TrainSection
 from plait.core.job.spec import Job
 from plait.plan.make import make_plan
@@ -60,24 +60,24 @@ def plan_of(table: str, more: dict[str, Any]) -> Plan:
 
 
 def test_every_key_has_a_row_and_a_case() -> None:
-    assert set(TRAIN) == set(TrainSection.model_fields) == set(OTHER_TRAIN)
+    assert set(TRAIN_EFFECTS) == set(TrainSection.model_fields) == set(OTHER_TRAIN)
     assert set(OTHER_STRATEGY) == set(StrategySection.model_fields)
 
 
-@pytest.mark.parametrize("key", TRAIN)
+@pytest.mark.parametrize("key", TRAIN_EFFECTS)
 def test_a_changed_key_of_train(tmp_path: Path, key: str) -> None:
     file = tmp_path / "plan.json"
     old, new = plan_of("train", {}), plan_of("train", {key: OTHER_TRAIN[key]})
     old.write(file)
     assert old.job and new.job
-    if TRAIN[key] == "refused":
+    if TRAIN_EFFECTS[key] == "refused":
         with pytest.raises(JobError, match=rf"train\.{key} was .* and is .*Give this run another name"):
             new.continued(file)
         return
     again = new.continued(file)
     assert again.job and getattr(again.job.train, key) == getattr(new.job.train, key) != getattr(old.job.train, key)
     told = [str(one) for one in new.job.changes(old.job)]
-    assert bool(told) is (TRAIN[key] == "noted")
+    assert bool(told) is (TRAIN_EFFECTS[key] == "noted")
     assert all(line.startswith(f"train.{key}") for line in told)
 
 

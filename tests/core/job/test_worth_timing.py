@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.job.refine import COMPILED, COMPILING, ROUNDS, SHARE, WARM_UP, timing_budget, worth_compiling
+from plait.core.job.refine import (
+    COMPILE_SAVING,
+    COMPILE_SECONDS,
+    ROUNDS,
+    TIMING_SHARE,
+    WARM_UP,
+    timing_budget,
+    worth_compiling,
+)
 
 SECONDS = st.floats(1e-6, 1e3)
 
@@ -21,7 +29,7 @@ def test_it_costs_at_most_its_share_of_what_it_can_save(
     assert (found.candidates == 0) == (found.rounds == 0)
     if found.candidates:
         spent = found.candidates * (beside + (found.rounds + WARM_UP) * step)
-        assert spent <= SHARE * min(exposed, step) * steps * (1 + 1e-9)
+        assert spent <= TIMING_SHARE * min(exposed, step) * steps * (1 + 1e-9)
         assert 1 <= found.rounds <= ROUNDS
         assert found.candidates == candidates or found.rounds == 1  # rounds are given up first
 
@@ -56,7 +64,7 @@ def test_orders_that_take_long_to_find_are_timed_only_where_they_pay() -> None:
 
 @given(SECONDS, st.integers(0, 10**7))
 def test_compiling_is_tried_where_it_can_pay(step: float, steps: int) -> None:
-    assert (worth_compiling(step, steps) == "") == (SHARE * COMPILED * step * steps >= COMPILING)
+    assert (worth_compiling(step, steps) == "") == (TIMING_SHARE * COMPILE_SAVING * step * steps >= COMPILE_SECONDS)
 
 
 def test_what_is_assumed_of_timing_and_compiling() -> None:

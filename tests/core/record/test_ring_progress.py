@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.record.ring import UNSET, RecordKind, read_ring
-from plait.core.record.ring_progress import ALONE, ENDS, WORK, RingProgress, progress_of
+from plait.core.record.ring_progress import INDEPENDENT_KINDS, OWN_END_KINDS, WORK_KINDS, RingProgress, progress_of
 from plait.core.record.ring_writer import RingWriter, this_process
 from plait.core.runs.evidence import ring_path
 
@@ -81,8 +81,8 @@ def test_as_counted_one_by_one(
         (kind, a * S, (a + b) * S if over or kind == RecordKind.STEP else 0) for kind, a, b, over in drawn
     ]
     found = of(tmp_path_factory.mktemp("run"), things, now * S)
-    moments = [(began, kind in ALONE) for kind, began, _ in things]
-    moments += [(ended, True) for kind, _, ended in things if ended and kind in ENDS]
+    moments = [(began, kind in INDEPENDENT_KINDS) for kind, began, _ in things]
+    moments += [(ended, True) for kind, _, ended in things if ended and kind in OWN_END_KINDS]
     known = sorted((at, not alone) for at, alone in moments if at <= now * S)
     assert found.at == max((at for at, _ in known), default=0)
     first = next((ended for kind, _, ended in things if kind == RecordKind.STEP), None)
@@ -91,8 +91,8 @@ def test_as_counted_one_by_one(
     else:
         gaps = [b - a for (a, waits), (b, _) in pairwise(known) if a >= first and not waits]
         assert found.longest == max(gaps, default=0) / S
-    own = [thing for thing in things if thing[0] in ENDS][-1:]
-    assert found.inside == any(kind in WORK and not ended for kind, _, ended in own)
+    own = [thing for thing in things if thing[0] in OWN_END_KINDS][-1:]
+    assert found.inside == any(kind in WORK_KINDS and not ended for kind, _, ended in own)
 
 
 def test_work_that_has_not_begun_is_not_what_a_rank_is_inside(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from plait.core.base.env import epoch_word
 from plait.core.base.errors import RunLost
-from plait.core.runs.attempts import EPOCH, Epoch, read_attempts
+from plait.core.runs.attempts import EPOCH_FILE, Epoch, read_attempts
 from plait.core.runs.history import History
 from plait.core.runs.progress import Progress
 from plait.launch.run_folder import STARTS, starts_in_vain
@@ -35,9 +35,9 @@ def test_a_new_attempt_ends_the_one_before(tmp_path: Path) -> None:
 def test_a_file_that_says_nothing_fences_nobody(tmp_path: Path, content: bytes | None) -> None:
     """A disk in trouble ends no run; that the folder is gone others notice."""
     one = Epoch.begin(tmp_path)
-    (tmp_path / EPOCH).unlink()
+    (tmp_path / EPOCH_FILE).unlink()
     if content is not None:
-        (tmp_path / EPOCH).write_bytes(content)
+        (tmp_path / EPOCH_FILE).write_bytes(content)
     assert not one.over
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from plait.core.base.errors import JobError
 from plait.core.runs import host_memory
-from plait.core.runs.host_memory import OWNER, close_memory, lose_memory, memory_of, open_memory, sweep_memory
+from plait.core.runs.host_memory import OWNER_FILE, close_memory, lose_memory, memory_of, open_memory, sweep_memory
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +25,8 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def owned(run: Path, **changes: object) -> Path:
     """The folder of a run, as if a launcher with other values had made it."""
     open_memory(run)
-    owner = json.loads((memory_of(run) / OWNER).read_text())
-    (memory_of(run) / OWNER).write_text(json.dumps(owner | changes))
+    owner = json.loads((memory_of(run) / OWNER_FILE).read_text())
+    (memory_of(run) / OWNER_FILE).write_text(json.dumps(owner | changes))
     (memory_of(run) / "host").mkdir()
     return memory_of(run)
 
@@ -35,7 +35,7 @@ def test_it_is_empty_this_users_alone_and_goes_with_its_launcher(tmp_path: Path,
     (owned(tmp_path / "a") / "host" / "copy").write_text("of an earlier start")
     open_memory(tmp_path / "a")
     folder = memory_of(tmp_path / "a")
-    assert [path.name for path in folder.iterdir()] == [OWNER]
+    assert [path.name for path in folder.iterdir()] == [OWNER_FILE]
     assert folder.stat().st_mode & 0o777 == 0o700
     close_memory(tmp_path / "a")
     assert list(shared.iterdir()) == []
@@ -64,7 +64,7 @@ def test_what_is_no_owner_is_passed_over(tmp_path: Path, shared: Path) -> None:
     for name, text in (("a", "[" * 60_000), ("b", "null"), ("c", "")):
         folder = shared / f"plait-{os.geteuid()}-{name}"
         folder.mkdir()
-        (folder / OWNER).write_text(text)
+        (folder / OWNER_FILE).write_text(text)
     os.mkfifo(shared / f"plait-{os.geteuid()}-d")
     sweep_memory()
     assert len(list(shared.iterdir())) == 4
@@ -76,7 +76,7 @@ def test_what_hosts_had_is_lost_with_them(tmp_path: Path) -> None:
     for host in ("host0", "host1"):
         (memory_of(tmp_path / "a") / host).mkdir()
     lose_memory(tmp_path / "a", ["host0", "host2"])
-    assert sorted(path.name for path in memory_of(tmp_path / "a").iterdir()) == ["host1", OWNER]
+    assert sorted(path.name for path in memory_of(tmp_path / "a").iterdir()) == ["host1", OWNER_FILE]
 
 
 def test_a_machine_without_such_memory_is_named(tmp_path: Path, shared: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plait.core.base.errors import ScheduleError
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Strategy
-from plait.core.record.records import EXCHANGED
+from plait.core.record.records import CP_KINDS
 from plait.core.step.attention_ops import SharedAttention
 from plait.core.step.ops import SENDS, send_of
 from plait.core.step.orders.overlap import (
@@ -135,7 +135,7 @@ def test_what_is_no_action_is_refused(word: str) -> None:
 
 def test_what_goes_over_the_ranks_that_share_a_sequence_is_recorded_as_theirs() -> None:
     kinds = [kind for send in SENDS if send.axis in ("ulysses", "ring") for kind in send.kinds]
-    assert sorted(kinds) == sorted(EXCHANGED)
+    assert sorted(kinds) == sorted(CP_KINDS)
     assert (
         send_of("embed", Kind("R")).axis == "rows"
         and send_of("attn", Kind("R")).axis == send_of("head", Kind("F")).axis == "tp"

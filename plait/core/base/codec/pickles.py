@@ -30,7 +30,7 @@ MARKS = tuple(bytes([0x80, version]) for version in range(2, 6))
 """The possible first bytes of a pickle."""
 SIZE = 64 << 20
 """The most bytes of plain data, unpacked."""
-SPREAD = 128 << 20
+LARGEST_WRITTEN = 128 << 20
 """The most characters of plain data when every shared value is written out at each use: a few bytes
 of a pickle can repeat a value a billion times."""
 DEEPEST = 100
@@ -279,8 +279,8 @@ def read_plain(path: str | Path, long: Mapping[str, Take], over: IgnoredInput) -
     whole, size, _ = data.of(read(read_unpacked(path, SIZE), errors="surrogateescape"))
     if not isinstance(whole, dict):
         raise ValueError("the pickled object is not a dict")
-    if size > SPREAD:
-        raise ValueError(f"its values would take more than {SPREAD} characters when written out")
+    if size > LARGEST_WRITTEN:
+        raise ValueError(f"its values would take more than {LARGEST_WRITTEN} characters when written out")
     found: dict[str, Any] = {}
     for key, value in cast("dict[str, Any]", whole).items():
         takes = key in long and isinstance(value, list)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from plait.core.parallel.sharding import buffer_counts
 from plait.core.step.clock.phase import (
-    DIGITS,
-    LAST,
+    REDUCE_LAST,
+    SECONDS_DIGITS,
     Compute,
     Key,
     Label,
@@ -31,7 +31,7 @@ from plait.core.step.clock.phase import (
     UnitStep,
     Wait,
 )  # fmt: skip
-from plait.core.step.orders.streams import CP, DP, TP, CollectiveFlight, Rank
+from plait.core.step.orders.streams import CP_ACCOUNT, DP, TP, CollectiveFlight, Rank
 from plait.core.step.schedule import PHASES, Phase
 
 
@@ -132,7 +132,7 @@ class _PhaseRun:
             elif isinstance(step, Start):
                 if self.rules.sent:
                     rank.launch(step.launch)
-                    way = (self.rules.tp_tier, TP) if step.tier is None else (step.tier, CP)
+                    way = (self.rules.tp_tier, TP) if step.tier is None else (step.tier, CP_ACCOUNT)
                     slots[step.slot] = position, rank.start(TP, step.seconds, *way)
             elif isinstance(step, Wait):
                 if step.slot in slots:
@@ -235,7 +235,7 @@ class _PhaseRun:
 
     def _reduce(self, unit: int, size: Size | None, *, last: bool) -> None:
         price = self.units[unit].last if last else self.units[unit].reduce
-        self.reducing.append((self._start((LAST if last else "reduce", unit, False), price), size))
+        self.reducing.append((self._start((REDUCE_LAST if last else "reduce", unit, False), price), size))
 
     def _retire(self) -> None:
         flight, size = self.reducing.popleft()
@@ -275,13 +275,13 @@ class _PhaseRun:
             return -1 if flight is None else number.get(id(flight), -1)
 
         after = State(
-            queue=tuple((round(flight.left, DIGITS), flight.tier) for flight in rank.queues[DP]),
+            queue=tuple((round(flight.left, SECONDS_DIGITS), flight.tier) for flight in rank.queues[DP]),
             here=tuple(sorted((unit, at(flight)) for unit, flight in self.here.items())),
             published=tuple(sorted((unit, at(flight)) for unit, flight in self.published.items())),
             reducing=tuple((at(flight), size) for flight, size in self.reducing),
             free=tuple(sorted((size, count) for size, count in self.free.items() if count)),
             unread=frozenset(self.unread),
         )
-        spent = Spent(rank.compute_seconds, rank.exposed[TP], rank.exposed[CP], rank.exposed[DP])
+        spent = Spent(rank.compute_seconds, rank.exposed[TP], rank.exposed[CP_ACCOUNT], rank.exposed[DP])
         ended = [flight.ended for flight in self.flights if flight.ended is not None]
         return Outcome(rank.now, spent, after, self.done, self.waits, self.sent, ended)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from plait.core.step.segments import Phase
 
-DIGITS = 11
+SECONDS_DIGITS = 11
 """Decimals of a second to which the remaining time of a collective is kept between phases, so that
 equal states are equal numbers."""
 
-LAST = "reduce last"
+REDUCE_LAST = "reduce last"
 """Label of the reduction that completes a step's gradient."""
 Label = tuple[str, int, bool]
 """Label of an event of a sharded unit (the parameters that are gathered together): (verb, number of
@@ -104,7 +104,7 @@ class State(NamedTuple):
             passed += queue.pop(0)[0]
             ended.append(passed)
         if queue:
-            queue[0] = (round(queue[0][0] - (seconds - passed), DIGITS), queue[0][1])
+            queue[0] = (round(queue[0][0] - (seconds - passed), SECONDS_DIGITS), queue[0][1])
         gone = len(ended)
 
         def at(number: int) -> int:
@@ -122,7 +122,7 @@ class State(NamedTuple):
         """Return the state with the first collective delayed by ``seconds`` of other traffic on the
         same links."""
         (left, tier), *rest = self.queue
-        return self._replace(queue=((round(left + seconds, DIGITS), tier), *rest))
+        return self._replace(queue=((round(left + seconds, SECONDS_DIGITS), tier), *rest))
 
 
 class Spent(NamedTuple):

@@ -22,7 +22,7 @@ from statistics import NormalDist
 from plait.core.parallel.sharding import VECTORS, Unit
 from plait.core.parallel.strategy import slice_sizes
 from plait.core.record.timeline import OpSpan, Span, SpanKind, Timeline, spans_of
-from plait.core.step.clock.phase import LAST, Label, Programme
+from plait.core.step.clock.phase import REDUCE_LAST, Label, Programme
 from plait.core.step.clock.pipeline_clock import Entry, PipelineClock, TransferRoute, Transfers, script_of
 from plait.core.step.clock.places import AXES, Moved, PlaceLists, RankTimeline
 from plait.core.step.clock.prices import Prices
@@ -231,7 +231,8 @@ def slowest(nodes: int) -> float:
 
 
 _VERBS: Mapping[str, UnitVerb] = {
-    "need": "need", "gather": "gather", "publish": "publish", "reduce": "reduce", LAST: "reduce", "settle": "settle",
+    "need": "need", "gather": "gather", "publish": "publish", "reduce": "reduce", REDUCE_LAST: "reduce",
+    "settle": "settle",
 }  # fmt: skip
 _KINDS: Mapping[str, SpanKind] = {"compute": "compute", "comm": "comm", "wait": "wait"}
 
@@ -321,7 +322,7 @@ class _PlaceSpans:
             case "publish":
                 found = unit.publish()
             case _:
-                found = unit.reduce(last=verb == LAST)
+                found = unit.reduce(last=verb == REDUCE_LAST)
         return sum(one.bytes for one in found)
 
     def _tile(self, op: Op) -> int:

@@ -191,7 +191,7 @@ class ClusterPrices:
 # ---- costs by placement of ranks ----
 
 
-WIRE: dict[str, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+RING_PASSES: dict[str, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """How often an edge of a ring carries (n - 1) / n of a tensor, by collective."""
 
 
@@ -224,7 +224,7 @@ class PlacedPrices(ClusterPrices):
         if self.network.core is None:
             return inside * self.network.collective_factor(crossing.spread)
         n = crossing.hosts
-        carried = nbytes * WIRE[kind] * (n - 1) / n
+        carried = nbytes * RING_PASSES[kind] * (n - 1) / n
         carried = carried / n if kind == "all_to_all" else carried
         return max(inside, carried * crossing.flows / self.network.core)
 

@@ -36,7 +36,7 @@ ranks."""
 LEAST = 8
 """Minimum number of micro-batches of the short pipelines that are run to find a schedule's
 properties."""
-HELD = (0.0, 0.5, 1.0, 1.25)
+HELD_RATIOS = (0.0, 0.5, 1.0, 1.25)
 """Ratios for which a schedule's fullest pp rank is determined: activation bytes held between the
 two parts of a split backward, relative to the bytes held before it."""
 _FILES: dict[str, Schedule] = {}
@@ -153,7 +153,7 @@ def schedule_properties(name: str) -> ScheduleProperties:
 
 def _most(ops: Sequence[Op]) -> NDArray[np.float64]:
     """Return the maximum activation memory of a pp rank, relative to one stage's, for several
-    distributions of sizes over its stages and for each ratio in ``HELD``."""
+    distributions of sizes over its stages and for each ratio in ``HELD_RATIOS``."""
     order = {stage: at for at, stage in enumerate(sorted({op.stage for op in ops}))}
     now, found = [0] * (2 * len(order)), list[list[int]]()
     for op in ops:
@@ -166,7 +166,7 @@ def _most(ops: Sequence[Op]) -> NDArray[np.float64]:
     rising = np.linspace(0.5, 1, len(order))
     stages = np.stack([np.ones(len(order)), rising, rising[::-1]])
     kept, held = (part @ stages.T for part in np.split(np.array(found), 2, axis=1))
-    return np.concatenate([(kept + share * held).max(axis=0) for share in HELD])
+    return np.concatenate([(kept + share * held).max(axis=0) for share in HELD_RATIOS])
 
 
 @cache

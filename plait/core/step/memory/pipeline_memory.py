@@ -23,10 +23,10 @@ from plait.core.step.schedule import Edge, Op, Schedule, Transfer, ends
 from plait.core.step.schedules import planned_shape
 from plait.core.step.stages import Stage
 
-WALKED = 10
+TRACED_LAYERS = 10
 """Largest number of a stage's layers that are traced one by one; further layers equal the last
 one."""
-SOME = 4
+TRACED_RECOMPUTED = 4
 """Largest number of recomputed layers of a stage that are traced one by one, if its other layers
 are not recomputed."""
 
@@ -54,7 +54,7 @@ def stage_activations(model: ModelSpec, strategy: Strategy, stage: Stage, micro:
     count, limit = stage.num_layers, strategy.recompute_layers
     again = count if limit is None else min(limit, count)
     plain = count - again
-    few = min(again, SOME if plain else WALKED), min(plain, WALKED)
+    few = min(again, TRACED_RECOMPUTED if plain else TRACED_LAYERS), min(plain, TRACED_LAYERS)
     if model.levels or (again, plain) == few:
         return walked(again, plain)
     # Bytes that a layer keeps do not depend on the order of ops.

@@ -36,9 +36,9 @@ from plait.core.step.stages import Stage
 
 Bytes = NDArray[np.float64]
 Ints = NDArray[np.int64]
-ROUND = 3
+LARGEST_RING = 3
 """Ring degree from which on the number of live tensors no longer grows."""
-FEW = 2
+TRACED_LAYERS = 2
 """Number of layers that are traced, and once more with one added: from there on each further layer
 adds the same."""
 OVERLAPPED: tuple[Overlap, Overlap] = ("sync", "domino")
@@ -192,7 +192,7 @@ class Structure:
         """Return True if ranks of these degrees have the structure."""
         tp, cp, ring, micro = degrees
         own = self.attention or SharedAttention(1, 1)
-        shared = min(2, cp // ring), min(ROUND, ring)
+        shared = min(2, cp // ring), min(LARGEST_RING, ring)
         return (tp > 1) == self.communicates and (own.ulysses, own.ring) == shared and micro % self.p1 == 0
 
 
@@ -240,7 +240,7 @@ def _rows(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], lo
 def shared_degrees(cp: Ints, ring: Ints) -> tuple[Ints, Ints]:
     """Return the degrees of Ulysses and ring, capped where they no longer decide which tensors
     exist."""
-    return np.minimum(2, cp // ring), np.minimum(ROUND, ring)
+    return np.minimum(2, cp // ring), np.minimum(LARGEST_RING, ring)
 
 
 def deferred(model: ModelSpec, requests: Sequence[tuple[Structure, int, SizeLoad]]) -> list[tuple[float, float]]:
@@ -260,8 +260,8 @@ def _known_deferred(_model: ModelSpec) -> dict[tuple[Structure, int, SizeLoad], 
 def _deferred(model: ModelSpec, structure: Structure, tp: int, load: SizeLoad) -> tuple[float, float]:
     """Trace the smallest slices: neither their size nor further layers change the result (for more
     slices, from three layers on)."""
-    layers = FEW if structure.p1 <= FEW else FEW + 1
-    model, shared = replace(model, num_layers=FEW + 3), structure.attention
+    layers = TRACED_LAYERS if structure.p1 <= TRACED_LAYERS else TRACED_LAYERS + 1
+    model, shared = replace(model, num_layers=TRACED_LAYERS + 3), structure.attention
     cp = shared.ulysses * shared.ring if shared else 1
     strategy = Strategy(
         tp=tp,
@@ -289,17 +289,17 @@ def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degr
     """Return [degrees, OWN]: bytes of each size of ``SizeRow``, by traces. Stages that are the
     whole model are traced in addition to the cached sizes of other stages."""
     sizes = Sizes(
-        replace(model, num_layers=FEW + 2),  # the most that is traced, including one layer before the stage
+        replace(model, num_layers=TRACED_LAYERS + 2),  # the most that is traced, including one layer before the stage
         _rank(structure, degrees, load.sequence), load.itemsize, gpu=load.gpu,
     )  # fmt: skip
     phases: tuple[Phase, ...] = ("F", "I", "W") if structure.split else ("F", "B")
     if load.whole:
         found = np.stack(_rows(model, structure, degrees, replace(load, whole=False)))
-        _put(found, "whole", _walked(sizes, structure, "whole", FEW, phases))
+        _put(found, "whole", _walked(sizes, structure, "whole", TRACED_LAYERS, phases))
         return found
-    few = {name: _walked(sizes, structure, name, FEW, phases) for name in TYPES if name != "whole"}
+    few = {name: _walked(sizes, structure, name, TRACED_LAYERS, phases) for name in TYPES if name != "whole"}
     # One more layer adds the same kept bytes, whatever else the stage has.
-    more = _walked(sizes, structure, "middle", FEW + 1, phases[:-1])
+    more = _walked(sizes, structure, "middle", TRACED_LAYERS + 1, phases[:-1])
     found = np.zeros((len(degrees), OWN))
     row = SizeRow.of(found)
     row.kept_layer[:, 0], row.held_layer[:, 0] = more.kept - few["middle"].kept, more.held - few["middle"].held
@@ -312,7 +312,7 @@ def _put(sizes: Bytes, name: str, stage_bytes: Activations) -> None:
     """Write the sizes of a type of stage (``name``) into ``sizes``, minus the known bytes of its
     layers."""
     kind, row = TYPES.index(name), SizeRow.of(sizes)
-    kept, held = FEW * row.kept_layer[:, 0], FEW * row.held_layer[:, 0]
+    kept, held = TRACED_LAYERS * row.kept_layer[:, 0], TRACED_LAYERS * row.held_layer[:, 0]
     row.kept[:, kind], row.held[:, kind] = stage_bytes.kept - kept, stage_bytes.held - held
     row.forward[:, kind], row.weight[:, kind] = stage_bytes.forward_peak - kept, stage_bytes.weight_peak - held
     row.backward[:, kind] = stage_bytes.backward_peak - np.maximum(kept, held)

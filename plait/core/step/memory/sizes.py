@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from plait.core.model.dropout import HASHED, Blocks
+from plait.core.model.dropout import HASH_BYTES, Blocks
 from plait.core.model.precision import MASTER, master_size
 from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import normed, widths
@@ -114,7 +114,7 @@ class SegmentSizes:
     @cached_property
     def hashed(self) -> Number:
         """Working memory of drawing a dropout mask for the incoming stream; 0 without dropout."""
-        return self.stream // self.itemsize * HASHED // (2 if self.site == "up" else 1) if self.spec.dropout else 0
+        return self.stream // self.itemsize * HASH_BYTES // (2 if self.site == "up" else 1) if self.spec.dropout else 0
 
     @property
     def joining(self) -> Number:

@@ -28,7 +28,7 @@ from typing import cast
 from plait.core.base.errors import ScheduleError
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Strategy, slice_sizes
-from plait.core.step.attention_ops import KEEPS_GOING
+from plait.core.step.attention_ops import OVERLAPS_OWN_BLOCK
 from plait.core.step.orders.climb import OrderEvaluator, improve_words
 from plait.core.step.orders.segment_costs import NumberedOps, SegmentCosts, segment_costs
 from plait.core.step.orders.streams import POLICIES, ListClock, ListScheduler, Policy
@@ -119,7 +119,9 @@ def async_order(graph: SegmentGraph) -> list[Action]:
     """Return the list of Megatron-LM's overlap: a backward collective overlaps only its own
     sublayer's weight gradients. A ring's transfer of the next keys and values overlaps attention to
     the present block."""
-    return insert_waits(graph, graph.ops(), late=lambda op: op.kind == Kind.COLUMN_DGRAD or op.kind in KEEPS_GOING)
+    return insert_waits(
+        graph, graph.ops(), late=lambda op: op.kind == Kind.COLUMN_DGRAD or op.kind in OVERLAPS_OWN_BLOCK
+    )
 
 
 def fixed_order(graph: SegmentGraph) -> list[Action]:

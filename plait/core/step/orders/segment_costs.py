@@ -10,7 +10,7 @@ from typing import Literal
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Recompute, Strategy, slice_sizes
-from plait.core.record.records import EXCHANGED
+from plait.core.record.records import CP_KINDS
 from plait.core.step.ops import (
     AGAIN,
     ATTENDS,
@@ -161,7 +161,7 @@ class Durations:
             return 0.0
         whole = self.costs.collective.get(f"{op.site}.{op.kind}", 0.0)
         shared = self.graph.shared(op.site)
-        parts = shared.sends(op.kind) if shared and op.kind in EXCHANGED else self.graph.parts(op.site, op.kind)
+        parts = shared.sends(op.kind) if shared and op.kind in CP_KINDS else self.graph.parts(op.site, op.kind)
         return self.costs.latency + whole * self.shares[op.slice] / parts
 
 

@@ -23,7 +23,7 @@ from plait.core.step.orders.segment_costs import NumberedOps
 
 TP, DP = 0, 1
 """Indices of the streams."""
-CP = 2
+CP_ACCOUNT = 2
 """Account index of attention's context-parallel exchanges, which run on the stream of tensor
 parallelism."""
 

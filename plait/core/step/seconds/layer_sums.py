@@ -18,12 +18,12 @@ from plait.core.step.segments import SegmentGraph, Site
 
 _NAMED = (Kind.ROW_FORWARD, Kind.WGRAD)
 _WEIGHTS = frozenset((Kind.WGRAD,))
-BACK = Kind.COLUMN_DGRAD, Kind.ROUTER_BACKWARD, Kind.EXPERTS_BACKWARD
+UNLISTED_BACKWARD_KINDS = Kind.COLUMN_DGRAD, Kind.ROUTER_BACKWARD, Kind.EXPERTS_BACKWARD
 """Backward kinds outside instruction lists."""
 ENDS: tuple[Site, ...] = ("embed", "head")
-LISTED: tuple[Phase, ...] = ("F", "B", "I", "W")
+LISTED_PHASES: tuple[Phase, ...] = ("F", "B", "I", "W")
 """Phases of a layer in instruction lists."""
-REPEATING: tuple[Phase, ...] = ("B", "I")
+RECOMPUTING_PHASES: tuple[Phase, ...] = ("B", "I")
 """Phases that recompute activations."""
 
 
@@ -91,15 +91,15 @@ class LayerSums(NamedTuple):
         count = len(priced.points)
         sums = np.zeros((9, len(Pass._fields), count))
         shape = (2, len(LaunchLag._fields), count)
-        late, late_again = ({phase: np.zeros(shape) for phase in each} for each in (LISTED, REPEATING))
+        late, late_again = ({phase: np.zeros(shape) for phase in each} for each in (LISTED_PHASES, RECOMPUTING_PHASES))
         for which, ops in priced.structures():
             passes = _Passes(ops)
             for at, one in enumerate(passes.sums()):
                 _put(sums[at], which, one)
-            for phase, sends in product(LISTED, (0, 1)):
+            for phase, sends in product(LISTED_PHASES, (0, 1)):
                 plain = passes.late(phase, again=False, sends=sends)
                 _put(late[phase][1 - sends], which, plain)
-                if phase in REPEATING:
+                if phase in RECOMPUTING_PHASES:
                     whole = passes.late(phase, again=True, sends=sends) if passes.again else plain
                     _put(late_again[phase][1 - sends], which, whole)
         fields = dict(zip(LayerSums._fields, (Pass(*each) for each in sums), strict=False))
@@ -153,8 +153,8 @@ class _Passes:
         yield total(("head",), frozenset(Kind) - FORWARD_KINDS)
         ep, forward = ops.exchange(), ops.unlisted(Kind.COLUMN_FORWARD, Kind.ROUTER, Kind.EXPERTS)
         yield Pass(forward.products, elementwise=forward.passes, ep=2 * ep)
-        backward = ops.unlisted(*BACK)
-        routed = ops.unlisted(*BACK, branches=("router", "experts"))
+        backward = ops.unlisted(*UNLISTED_BACKWARD_KINDS)
+        routed = ops.unlisted(*UNLISTED_BACKWARD_KINDS, branches=("router", "experts"))
         yield Pass(backward.products, elementwise=backward.passes, ep=2 * ep, weights=routed.products / 2)
 
     def late(self, phase: Phase, *, again: bool, sends: int) -> LaunchLag:

@@ -29,7 +29,7 @@ ALIKE = (
     "secondary", "shard_overlap", "graphs",
 )  # fmt: skip
 """Columns that a micro-batch depends on, apart from whether its backward is split."""
-LAUNCHES = 2.8e-3
+DROPLESS_LAUNCH_SECONDS = 2.8e-3
 """Additional host seconds of one direction of a layer with dropless experts: the host waits for the
 number of tokens of each expert. Source: Qwen3-30B-A3B on 8 B200 with micro-batches of one sequence
 (Megatron-Bridge
@@ -90,7 +90,7 @@ class Layer(LayerWork):
     def _counts(self) -> Any:
         """Seconds of one direction in which the host waits for the number of tokens of each
         expert."""
-        return LAUNCHES * np.asarray(self.model.expert_share) * self.model.dropless
+        return DROPLESS_LAUNCH_SECONDS * np.asarray(self.model.expert_share) * self.model.dropless
 
     @cached_property
     def lead_forward(self) -> Seconds:

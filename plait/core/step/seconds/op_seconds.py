@@ -50,7 +50,7 @@ LATENT: tuple[Literal["A", "B", "B+R", "Q+R", "2Q"], ...] = ("A", "B", "B+R", "Q
 TILE = 128
 """Rows in a tile of a matrix product (CUTLASS's usual): the last tile of each expert is half empty
 on average."""
-SORTED = 3, 5
+SORT_PASSES = 3, 5
 """Reads and writes of each number of a routed row, as a third of a step's total: level 1 counts a
 forward three times. First value: a token is sent once (``dispatch_once``); second: a token is sent
 to each of its experts. Second case: the forward sorts rows by expert before sending and by owner on
@@ -212,7 +212,7 @@ class OpSeconds:
             return Work()
         if step.product:
             return Work(products=there * self._unlisted_product(step))
-        each = ROUTER_BYTES if step.branch == "router" else 2 * np.where(priced.options.dispatch_once, *SORTED)
+        each = ROUTER_BYTES if step.branch == "router" else 2 * np.where(priced.options.dispatch_once, *SORT_PASSES)
         return Work(passes=there * self._moved(self._dims(step.branch).moved(step) * each))
 
     def _unlisted_product(self, step: OpStep) -> Seconds:

@@ -331,13 +331,16 @@ def _forms(count: int) -> Ints:
 Counts = NDArray[np.float64]
 ROUNDS = 4
 """Largest number of rounds that are run, each of as many micro-batches as pp ranks."""
-PARTS = ((1.0, 1.0, 1.0), (1.0, 2.0, 0.0), (1.0, 1.2, 0.8), (1.0, 1.5, 0.5), (2.0, 1.0, 1.0))
+PROBE_PARTS = ((1.0, 1.0, 1.0), (1.0, 2.0, 0.0), (1.0, 1.2, 0.8), (1.0, 1.5, 0.5), (2.0, 1.0, 1.0))
 """Probe costs: seconds of a forward, an input gradient and a weight gradient."""
-LONGER = ((1.0, 1.0, 1.0), (1.4, 1.0, 1.0), (1.0, 1.0, 1.4), (1.2, 1.0, 1.6))
+PROBE_FACTORS = ((1.0, 1.0, 1.0), (1.4, 1.0, 1.0), (1.0, 1.0, 1.4), (1.2, 1.0, 1.6))
 """Probe costs: factors for the first, an inner and the last pp rank."""
-HOPS = (0.0, 0.05, 0.5)
+PROBE_TRANSFERS = (0.0, 0.05, 0.5)
 """Probe costs: seconds of a transfer."""
-PROBES = [np.array([*np.outer(some, parts).ravel(), hop]) for some, parts, hop in product(LONGER, PARTS, HOPS)]
+PROBES = [
+    np.array([*np.outer(some, parts).ravel(), hop])
+    for some, parts, hop in product(PROBE_FACTORS, PROBE_PARTS, PROBE_TRANSFERS)
+]
 """Combinations of probe costs: seconds of a forward, an input gradient and a weight gradient on the
 first, an inner and the last pp rank; then of a transfer."""
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from plait.core.cluster.hardware import Cluster
 from plait.core.model.precision import ITEMSIZE, Precision, unquantised
 from plait.core.model.weights import Dimensions, Sublayer, matrices_of
-from plait.core.parallel.sharding import HIDDEN, flops, shared_blocks
+from plait.core.parallel.sharding import MUON_KINDS, flops, shared_blocks
 from plait.core.step.columns.points import StrategyTable, column
 from plait.core.step.columns.shapes import Options, Shapes
 from plait.core.step.seconds import rates
@@ -74,7 +74,7 @@ def kinds_at(place: PipelineRank) -> list[MatrixKind]:
     """Return the matrices of a pp rank's stages; empty if another optimizer updates them."""
     if place.step.workload.optimizer != "muon":
         return []
-    sites = Counter[Sublayer](cast("Sublayer", kind) for stage in place.held for kind, _ in stage if kind in HIDDEN)
+    sites = Counter[Sublayer](cast("Sublayer", kind) for stage in place.held for kind, _ in stage if kind in MUON_KINDS)
     return kinds_of(sites, place.step.model.letters)
 
 
