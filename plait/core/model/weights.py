@@ -64,7 +64,8 @@ class Dimensions:
                 return getattr(self, letter)
 
     def has(self, condition: Condition) -> Number:
-        """Return 1 if the model meets a condition, else 0."""
+        """Return 1 if the model meets a condition of a weight's row (biased, gated, tied, ...),
+        else 0."""
         match condition:
             case "":
                 return 1

@@ -132,7 +132,7 @@ def spans_of(step: int, rank: int, ops: Iterable[OpSpan]) -> list[Span]:
 _COLUMNS = {f.name: {"int": "int64", "float": "float64"}.get(str(f.type), "string") for f in fields(Span)}
 _NUMPY = {"int64": "int64", "float64": "float64", "string": "str"}
 _TIMES = {"start": "start_ns", "end": "end_ns"}
-"""The file's columns of times: seconds in memory, whole nanoseconds in files."""
+"""Columns of times in the file of a timeline: seconds in memory, whole nanoseconds in the file."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ class LoggedWire:
 
 
 class DeviceLine:
-    """A group's collectives on a device, timed by events. number: of the group."""
+    """A process group's collectives on a GPU, timed by CUDA events. number: the group's number in
+    the ring."""
 
     def __init__(self, log: Log, number: int) -> None:
         self.log, self.number = log, number

@@ -106,7 +106,8 @@ class Mask:
     positions_or_heads: Tensor
 
     def hidden(self, like: Tensor) -> Tensor:
-        """Return the multiplier of hidden states shaped as ``like``."""
+        """Return the factor of hidden states [S, B, H] shaped as ``like``: 0 where dropped, else 1
+        / (1 - probability)."""
         return self.dropout.hidden(self.probability, self.layer, self.site, self.samples, self.positions_or_heads, like)
 
     @property

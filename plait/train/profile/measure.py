@@ -164,7 +164,8 @@ def machine_of(rank: RankEnv, device: RankDevice, cores: int) -> Machine:
 
 
 def _crowd(rank: RankEnv, cores: int) -> float:
-    """Return the ranks' threads per core, at least 1; the hosts of a lab are one machine."""
+    """Return the number of threads of ranks for each core of a machine, at least 1. All hosts of a
+    lab are one machine."""
     ranks = rank.world_size if rank.lab else rank.local_world_size
     return max(1.0, ranks * torch.get_num_threads() / cores)
 

@@ -15,7 +15,8 @@ from plait.core.base.numbers import shown
 
 COMMAND_LINE = "command line"
 LARGEST = 1 << 20
-"""The most bytes of a file: people write them, and reading takes seconds for each MiB."""
+"""The most bytes of a TOML file that is read: people write such files, and reading takes seconds
+for each MiB."""
 READABLE = 128
 """The most bits of a number that a message shows in full."""
 LONGEST_SHOWN = 400

@@ -57,7 +57,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Sum of all kinds."""
+        """Bytes of one rank, added up over all kinds of memory."""
         return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations
 
 
@@ -103,7 +103,7 @@ class Estimate:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks on all pp ranks."""
+        """Number of ranks on all pp ranks together."""
         return sum(place.count for place in self.places)
 
     @property

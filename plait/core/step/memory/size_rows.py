@@ -37,7 +37,7 @@ from plait.core.step.stages import Stage
 Bytes = NDArray[np.float64]
 Ints = NDArray[np.int64]
 LARGEST_RING = 3
-"""Ring degree from which on the number of live tensors no longer grows."""
+"""Degree of ring attention from which on the number of live tensors no longer grows with it."""
 TRACED_LAYERS = 2
 """Number of layers that are traced, and once more with one added: from there on each further layer
 adds the same."""
