@@ -53,7 +53,6 @@ class Planning(Shown):
         InfeasiblePlan and JobError, whose messages name a what-if change that causes them."""
         from plait.api.plan_answer import ClusterChange, PlanAnswer
         from plait.core.base.errors import InfeasiblePlan, JobError
-        from plait.plan.emit import HOW
         from plait.plan.explain.hints import cuda_graphs_hints, divisor_hints
         from plait.plan.explain.what_if import under_changes
 
@@ -74,14 +73,24 @@ class Planning(Shown):
         hints = [] if own else [*divisor_hints(self.planner, fastest), *cuda_graphs_hints(self.planner, answer.best)]
         change = ClusterChange(self.factors, before) if self.planner_unchanged else None
         written = None if own else self._own_strategy(answer.best)
-        closing = ""
-        if own and self._searchable and self.config:
-            batch = f" train.global_batch_size={answer.best.job.train.global_batch_size}" * bool(
-                self.config.local_batch
-            )
-            closing = HOW.format(file=Path(self.config.file).name, framework=answer.framework, batch=batch)
+        closing = self._how_to_search(answer) if own and self.config and self._searchable else ""
         return PlanAnswer(answer=answer, explain=explain, what_if=change, hints=hints, file_strategy=written,
                           closing_note=closing)  # fmt: skip
+
+    def _how_to_search(self, answer: Answer) -> str:
+        """Return a sentence on the settings with which another framework's file is searched; those
+        for degrees alone only if the file can be read with them."""
+        from plait.core.base.errors import PlaitError
+        from plait.plan.emit import DEGREES, HOW
+
+        assert self.config
+        how = HOW.format(file=Path(self.config.file).name, framework=answer.framework)
+        batch = f" train.global_batch_size={answer.best.job.train.global_batch_size}" * bool(self.config.local_batch)
+        try:
+            self.config.job([*self.overrides, *f"{DEGREES}{batch}".split()])
+        except PlaitError:
+            return f"{how}."
+        return f"{how}; with {DEGREES}{batch}, only for other parallel degrees."
 
     @property
     def _searchable(self) -> bool:

@@ -57,11 +57,10 @@ WRITERS: Mapping[str, Writer] = {
         lambda text: parse_deepspeed(SOURCE_NAME, json.loads(text)),
     ),
 }  # fmt: skip
-HOW = (
-    "This is {file} as it is. With strategy=auto, the same command searches for the fastest strategy of {framework}; "
-    "with strategy.tp=auto strategy.pp=auto strategy.dp=auto{batch}, only for other parallel degrees."
-)
+HOW = "This is {file} as it is. With strategy=auto, the same command searches for the fastest strategy of {framework}"
 """A remark on a file whose strategy is predicted, and not searched for."""
+DEGREES = "strategy.tp=auto strategy.pp=auto strategy.dp=auto"
+"""Settings that search for parallel degrees alone."""
 SAME = 0.005
 """Relative gain in a step's time: a search that finds less is reported as finding nothing faster.
 """

@@ -74,6 +74,9 @@ def test_a_file_s_strategy_beside_the_best_that_is_searched(
 ) -> None:
     own = " ".join(plan(folder, *words).stdout.split())
     assert f"This is {words[0]} as it is. With strategy=auto, the same command searches" in own
+    degrees = re.search(r"; with (strategy\.tp=auto .*), only for other parallel degrees\.", own)
+    assert bool(degrees) == (words[0] != "titan.toml")  # which recomputes a share of an unknown number of layers
+    assert not degrees or "strategies searched" in text(plan(folder, *words, *degrees[1].split()))
     found = plan(folder, *words, "strategy=auto")
     assert found.returncode == 0 and f" times as fast as {words[0]}. To write into {words[0]}:" in text(found)
     assert any(line.strip(" ,") == written for line in found.stdout.splitlines())

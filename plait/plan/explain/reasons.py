@@ -147,8 +147,9 @@ def format_sharding(point: Point) -> str:
     ('grads 2, optim 8', 'ZeRO-2', 'ZeRO-1')
     """
     ranks, sizes = point["dp"] * point["cp"], {key: point[key] for key in ("params", "grads", "optim")}
-    whole = (1, 1, 1), (1, 1, ranks), (1, ranks, ranks), (ranks, ranks, ranks)
-    known = dict(zip(whole[::-1], ("ZeRO-3/FSDP", "ZeRO-2", "ZeRO-1", "DDP"), strict=True))
+    known: dict[tuple[int, ...], str] = {
+        (ranks, ranks, ranks): "ZeRO-3/FSDP", (1, ranks, ranks): "ZeRO-2", (1, 1, ranks): "ZeRO-1", (1, 1, 1): "DDP",
+    }  # fmt: skip
     hybrid = f"HSDP {point['params']}" if len({*sizes.values()}) == 1 else _named(sizes)
     told = known.get(tuple(sizes.values()), hybrid)
     return f"{told}, hpZ {point['secondary']}" if point["secondary"] else told
