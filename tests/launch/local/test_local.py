@@ -52,7 +52,7 @@ def main():
 
 run_and_end(main)
 """
-TRAINS = "control.save_from_now_on(); control.doing('step 1', step=0)"
+TRAINS = "control.save_from_now_on(); control.set_activity('step 1', step=0)"
 UNTIL_TOLD = """
         while not control:
             time.sleep(0.01)

@@ -56,7 +56,7 @@ def cores() -> list[int]:
 def test_ranks_that_fill_the_machine_get_disjoint_cores() -> None:
     count = len(cores())
     taken = [
-        run(f"print(sorted(threads.take_cores({place}, {count}, 1)), sorted(os.sched_getaffinity(0)))")
+        run(f"print(sorted(threads.pin_cores({place}, {count}, 1)), sorted(os.sched_getaffinity(0)))")
         for place in range(count)
     ]
     assert taken == [f"[{core}] [{core}]" for core in cores()]
@@ -65,7 +65,7 @@ def test_ranks_that_fill_the_machine_get_disjoint_cores() -> None:
 @pytest.mark.system
 def test_threads_that_wake_up_go_first() -> None:
     body = """
-threads.serve_first(threads.running() - before)
+threads.prioritize(threads.running() - before)
 print(os.sched_getscheduler(other.native_id), os.sched_getscheduler(0))
 """
     policy, own = map(int, run(body).split())
