@@ -48,24 +48,34 @@ class LimitOptions:
     clock: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds that clocks of hosts may be apart.")] = 1.0
     disk: Annotated[float, typer.Option(metavar="MB/S", help="MB/s that every host must write to the disk.")] = 10.0
 
+    @property
+    def rate(self) -> float:
+        """The least rate of every link, in bytes per second; 0 if there is none."""
+        from plait.core.base.lab_hosts import to_bits
 
-def check(
-    wanted: LimitOptions,
+        return to_bits(self.least) / 8 if self.least else 0.0
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """Options for the hosts, and for what is tried on them."""
+
     on: Annotated[
         str,
         typer.Option(
             metavar="PLACE", help="Where, as for plait train: local, lab:HOSTSxRANKS@RATE, or slurm inside of a job."
         ),
-    ] = "local",
+    ] = "local"
     nodes: Annotated[
         int, typer.Option(metavar="N", help="How many hosts, where --on does not say, with one rank on each.")
-    ] = 1,
+    ] = 1
     folder: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder on whose disk files are tried: where runs go.")
-    ] = Path("runs"),
-    size: Annotated[float, typer.Option(metavar="MIB", help="MiB that each measurement of a link sends.")] = 8.0,
-    as_json: AsJson = False,
-) -> None:
+    ] = Path("runs")
+    size: Annotated[float, typer.Option(metavar="MIB", help="MiB that each measurement of a link sends.")] = 8.0
+
+
+def check(wanted: LimitOptions, hosts: HostOptions, as_json: AsJson = False) -> None:
     """Test hosts before a run: links, clocks and disks.
 
     Links are tried as loopback, between neighbours, in every pair, and all at once. Exit status 1,
@@ -80,20 +90,19 @@ def check(
     from plait.api.health import Limits, check_hosts
     from plait.api.places import place_of
     from plait.core.base.errors import JobError
-    from plait.core.base.lab_hosts import to_bits
 
-    for option, value in (("--size", size), ("--nodes", nodes), ("--clock", wanted.clock), ("--disk", wanted.disk)):
+    values = (("--size", hosts.size), ("--nodes", hosts.nodes), ("--clock", wanted.clock), ("--disk", wanted.disk))
+    for option, value in values:
         if not 0 < value < 1e9:
             raise JobError(f"{value} is not allowed", key=option, fix="Use a number above 0")
-    place = place_of(on)
-    if nodes != 1 and place.is_local:
+    place = place_of(hosts.on)
+    if hosts.nodes != 1 and place.is_local:
         raise JobError(
-            f"{nodes} is not allowed with --on {on}, which says how many hosts there are", key="--nodes",
+            f"{hosts.nodes} is not allowed with --on {hosts.on}, which says how many hosts there are", key="--nodes",
             fix="Leave it out, or try several hosts with --on lab:HOSTSxRANKS",
         )  # fmt: skip
-    rate = to_bits(wanted.least) / 8 if wanted.least else 0.0
-    limits = Limits(rate=rate, clock=wanted.clock, disk_rate=wanted.disk * 1e6)
-    found = check_hosts(place, folder, nodes=nodes, size=int(size * 2**20), limits=limits)
+    limits = Limits(rate=wanted.rate, clock=wanted.clock, disk_rate=wanted.disk * 1e6)
+    found = check_hosts(place, hosts.folder, nodes=hosts.nodes, size=int(hosts.size * 2**20), limits=limits)
     if isinstance(found, int):
         raise typer.Exit(found)
     terminal.answer(found, as_json=as_json)

@@ -67,7 +67,8 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, settings, options and examples."""
         rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Settings": [], "Options": []}
-        for one in self.get_params(ctx):
+        parameters: list[Any] = [*self.get_params(ctx)]
+        for one in parameters:
             record = one.get_help_record(ctx)
             if record and one.param_type_name == "option":
                 rows["Options"].append(record)

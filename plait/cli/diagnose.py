@@ -57,19 +57,24 @@ def diagnose(
             fix = "Name one; --against takes another"
             raise JobError(f"{len(run)} runs have no one timeline", key="--timeline", fix=fix)
         show_timeline(run[0], against, as_json=json)
-        return
+    else:
+        raise typer.Exit(_explain(run, hang=hang, as_json=json))
+
+
+def _explain(run: list[Path], *, hang: bool, as_json: bool) -> int:
+    """Print what is wrong with a run; return the exit status."""
     with as_run(run, terminal.aside) as folder:
         name = str(folder) if folder in run else " ".join(str(path) for path in run[:3]) + " ..." * (len(run) > 3)
         found = explain_hang(folder) if hang else diagnose_run(folder)
         found = found if isinstance(found, HangReport) else replace(found, name=name)
     for problem in found.problems if isinstance(found, HangReport) else ():
         terminal.aside(f"plait: left out: {problem}")
-    terminal.answer(found, as_json=json)
+    terminal.answer(found, as_json=as_json)
     hung = found.verdict if isinstance(found, HangReport) else found.hang
     slow = not isinstance(found, HangReport) and (found.stragglers or found.late or found.network)
     if slow or (hung and hung.certain):
-        raise typer.Exit(NAMED)
-    raise typer.Exit(UNKNOWN if hung and hung.cause != "none" else 0)
+        return NAMED
+    return UNKNOWN if hung and hung.cause != "none" else 0
 
 
 def show_timeline(run: Path, against: Path | None = None, *, as_json: bool = False) -> None:

@@ -3,15 +3,19 @@ calibrate``: refits a cluster's constants to recordings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from plait.cli import terminal
 from plait.cli.commands import App, AsJson, Settings
 from plait.core.base.numbers import Count, Natural, Positive
+
+if TYPE_CHECKING:
+    from plait.api.spreading import SpreadAnswer
 
 app = App("Measure a machine or a cluster, for plans and placements.")
 
@@ -27,22 +31,20 @@ class MeasurementSettings(Settings):
     seconds: Annotated[Positive, "How long to measure, at most; more measures larger messages."] = 60.0
 
 
-@app.command("machine")
-def machine(
-    measured: MeasurementSettings,
-    job: Annotated[
-        Path | None, typer.Argument(metavar="JOB", help="A job file: its layer, precision and device are measured.")
-    ] = None,
+@dataclass(frozen=True)
+class ProfileOptions:
+    """Options for the launch target, and for files."""
+
     on: Annotated[
         str,
         typer.Option(
             metavar="PLACE",
             help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x2@1gbit.",
         ),
-    ] = "local",
+    ] = "local"
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Where the profile goes.")] = Path(
         "profile.json"
-    ),
+    )
     files: Annotated[
         list[Path] | None,
         typer.Option(
@@ -51,6 +53,15 @@ def machine(
             help="Measure nothing: read nccl-tests logs, Galvatron's bandwidth files, profiles. Repeatable; all become "
             "one profile.",
         ),
+    ] = None
+
+
+@app.command("machine")
+def machine(
+    measured: MeasurementSettings,
+    options: ProfileOptions,
+    job: Annotated[
+        Path | None, typer.Argument(metavar="JOB", help="A job file: its layer, precision and device are measured.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,15 +79,15 @@ def machine(
     from plait.core.base.errors import JobError
     from plait.core.base.files import check_target
 
-    check_target(out, fix="Choose another with --out")
-    if files:
-        if job or measured.world_size or on != "local":
+    check_target(options.out, fix="Choose another with --out")
+    if options.files:
+        if job or measured.world_size or options.on != "local":
             fix = "Leave out the job, --on and world_size; or measure first, and import that profile as well"
             raise JobError("measures nothing", key="--import", fix=fix)
-        found = import_profile(files, out)
+        found = import_profile(options.files, options.out)
     else:
         asked = ProfileRequest(job, measured.world_size, measured.seconds, measured.nodes_per_minipod)
-        found = profile_machine(out, place_of(on), asked, quiet=as_json)
+        found = profile_machine(options.out, place_of(options.on), asked, quiet=as_json)
         if isinstance(found, int):
             raise typer.Exit(found)
     terminal.answer(found, as_json=as_json)
@@ -131,6 +142,22 @@ class OutputOptions:
     ] = None
     draw: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw to this file: .svg, .png or .pdf.")] = None
 
+    def write(self, found: SpreadAnswer) -> None:
+        """Write all files but the profile itself."""
+        if self.affinity:
+            found.append_affinity(self.affinity)
+        if self.network:
+            found.write_network(self.network)
+        if self.draw:
+            found.draw(self.draw)
+
+    def lines(self) -> Iterator[str]:
+        """Yield a sentence for each file."""
+        files = {"all of it": self.out, "the job's row": self.affinity, "the network": self.network}
+        for content, file in (files | {"a picture": self.draw}).items():
+            if file:
+                yield f"{file} has {content}."
+
 
 @app.command("placement")
 def placement(
@@ -156,14 +183,13 @@ def placement(
     from plait.api.spreading import profile_spread, time_by_placement
     from plait.core.base.errors import JobError
 
-    out, affinity, network, draw = results.out, results.affinity, results.network, results.draw
-    if draw:
-        check_format(draw)
-    if affinity and not job:
+    if results.draw:
+        check_format(results.draw)
+    if results.affinity and not job:
         raise JobError("needs a job", key="--affinity", fix="Name a job file, whose steps are timed")
     said = None if as_json else terminal.say
     found = profile_spread(
-        out, place_of(nodes.on), trials.nodes_per_minipod, trials.world_size, trials.seconds, quiet=as_json
+        results.out, place_of(nodes.on), trials.nodes_per_minipod, trials.world_size, trials.seconds, quiet=as_json
     )
     if isinstance(found, int):
         raise typer.Exit(found)
@@ -171,20 +197,13 @@ def placement(
         found = found.with_job(
             time_by_placement(job, nodes.on, nodes.topology, rounds=trials.rounds, seed=trials.seed, report=said)
         )
-        found.profile.write(out)
-    if job and not affinity and place_of(nodes.on).lab is None:
-        affinity = found.own_affinity
-    if affinity:
-        found.append_affinity(affinity)
-    if network:
-        found.write_network(network)
-    if draw:
-        found.draw(draw)
+        found.profile.write(results.out)
+    if job and not results.affinity and place_of(nodes.on).lab is None:
+        results = replace(results, affinity=found.own_affinity)
+    results.write(found)
     terminal.answer(found, as_json=as_json)
-    written = ((out, "all of it"), (affinity, "the job's row"), (network, "the network"), (draw, "a picture"))
-    for file, what in () if as_json else written:
-        if file:
-            terminal.text(f"{file} has {what}.")
+    for line in () if as_json else results.lines():
+        terminal.text(line)
 
 
 def calibrate(

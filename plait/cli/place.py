@@ -3,6 +3,7 @@ reserves hosts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,19 @@ import typer
 
 from plait.cli import terminal
 from plait.cli.commands import AsJson, JobOverrides
+
+
+@dataclass(frozen=True)
+class PlacedJob:
+    """The job, settings in place of the file's, and the cluster."""
+
+    job: Annotated[
+        Path, typer.Argument(metavar="JOB", help="The plan (JOB.plan.json), or a job file (TOML) to plan first.")
+    ]
+    overrides: JobOverrides = None
+    topology: Annotated[
+        str, typer.Option(metavar="FILE", help="The cluster's switches and nodes, in any form that is read.")
+    ] = ""
 
 
 @dataclass(frozen=True)
@@ -41,17 +55,7 @@ class PlacementOutput:
     as_json: AsJson = False
 
 
-def place(
-    failed: FailedNodes,
-    output: PlacementOutput,
-    job: Annotated[
-        Path, typer.Argument(metavar="JOB", help="The plan (JOB.plan.json), or a job file (TOML) to plan first.")
-    ],
-    overrides: JobOverrides = None,
-    topology: Annotated[
-        str, typer.Option(metavar="FILE", help="The cluster's switches and nodes, in any form that is read.")
-    ] = "",
-) -> None:
+def place(request: PlacedJob, failed: FailedNodes, output: PlacementOutput) -> None:
     """Choose which host runs which ranks of a plan.
 
     Groups that talk spread over few minipods. Writes rank_table.json, which every launcher obeys,
@@ -64,27 +68,14 @@ def place(
     """
     from plait.api.placement_answer import placement_file
     from plait.api.placing import PlacementRequest, names_of, write_placement
-    from plait.core.base.codec.toml_text import COMMAND_LINE
-    from plait.core.base.errors import JobError
 
     repair, down, out, draw, as_json = failed.repair, failed.down, output.out, output.draw, output.as_json
-    asked = PlacementRequest(job=job, overrides=overrides or [], topology=topology)
-    if any(word.partition("=")[0].strip() == "place.rank_table" for word in asked.overrides):
-        problem, fix = "plait place says anew where ranks lie", "Leave it out, or keep what can stay with --repair FILE"
-        raise JobError(problem, file=COMMAND_LINE, key="place.rank_table", fix=fix)
-    if out is not None and not out.name:
-        raise JobError(f"'{out}' is no file", key="--out", fix="Give the file for the rank table")
-    for picture in (draw, output.pairs):
-        if picture:
-            from plait.api.pictures import check_format
-
-            check_format(picture)
+    asked = PlacementRequest(job=request.job, overrides=request.overrides or [], topology=request.topology)
+    _check_options(failed, output, asked.overrides)
     asked.read()
     terminal.remarked(asked.remarks.notes, asked.remarks.over)
-    target = out or (repair if repair else job.with_name("rank_table.json"))
+    target = out or (repair if repair else request.job.with_name("rank_table.json"))
     target = target if not target.name.endswith("placement.json") else target.with_name("rank_table.json")
-    if down and not repair:
-        raise JobError("names nodes that failed under a placement", key="--down", fix="Give that one with --repair")
     found = asked.repair_placement(repair, names_of(down, "--down")) if repair else asked.answer(asked.solve())
     write_placement(asked, found, target, draw)
     silent = asked.draw_pairs(found.placement, output.pairs) if output.pairs else None
@@ -96,6 +87,25 @@ def place(
         terminal.text(f"The cluster with the job is drawn in {draw}.")
     if silent is not None and not as_json:
         terminal.text(f"{silent:.2%} of the pairs of ranks send each other nothing; the others are in {output.pairs}.")
+
+
+def _check_options(failed: FailedNodes, output: PlacementOutput, overrides: Sequence[str]) -> None:
+    """Raise JobError for options and settings that contradict each other, or name no file."""
+    from plait.core.base.codec.toml_text import COMMAND_LINE
+    from plait.core.base.errors import JobError
+
+    if any(word.partition("=")[0].strip() == "place.rank_table" for word in overrides):
+        problem, fix = "plait place says anew where ranks lie", "Leave it out, or keep what can stay with --repair FILE"
+        raise JobError(problem, file=COMMAND_LINE, key="place.rank_table", fix=fix)
+    if output.out is not None and not output.out.name:
+        raise JobError(f"'{output.out}' is no file", key="--out", fix="Give the file for the rank table")
+    if failed.down and not failed.repair:
+        raise JobError("names nodes that failed under a placement", key="--down", fix="Give that one with --repair")
+    for picture in (output.draw, output.pairs):
+        if picture:
+            from plait.api.pictures import check_format
+
+            check_format(picture)
 
 
 def reserve(

@@ -26,6 +26,32 @@ DETAILS = "details"
 
 
 @dataclass(frozen=True)
+class JobArguments:
+    """The job, and settings in place of the file's."""
+
+    job: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="JOB",
+            help="The job file (TOML), a plan, or a script or configuration of Megatron-LM, torchtitan or DeepSpeed. "
+            "Without one, the clusters that ship are listed.",
+        ),
+    ] = None
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar=JOB_SETTINGS,
+            help="In place of the file's: cluster.ranks=128. A second plan behind a first: both side by side.",
+        ),
+    ] = None
+
+    @property
+    def words(self) -> list[str]:
+        """Files and settings, as they were written."""
+        return [*([str(self.job)] if self.job else []), *(self.overrides or [])]
+
+
+@dataclass(frozen=True)
 class PlanRequest:
     """Options for the planner's task, besides the job."""
 
@@ -74,25 +100,7 @@ class PlanOutput:
         return None if self.show == DETAILS else self.show
 
 
-def plan(
-    question: PlanRequest,
-    shown: PlanOutput,
-    job: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="JOB",
-            help="The job file (TOML), a plan, or a script or configuration of Megatron-LM, torchtitan or DeepSpeed. "
-            "Without one, the clusters that ship are listed.",
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar=JOB_SETTINGS,
-            help="In place of the file's: cluster.ranks=128. A second plan behind a first: both side by side.",
-        ),
-    ] = None,
-) -> None:
+def plan(arguments: JobArguments, question: PlanRequest, shown: PlanOutput) -> None:
     """Choose the parallelism that runs a job fastest.
 
     That is parallel degrees, sharding, schedule, slices and recomputation. A job without [strategy]
@@ -108,7 +116,7 @@ def plan(
     from plait.api.planning import compare_plans, known_clusters
 
     gc.set_threshold(1_000_000, 10, 10)  # schedules are millions of tuples without cycles: a search costs a third
-    words = [*([str(job)] if job else []), *(overrides or [])]
+    words = arguments.words
     files = [word for word in words if "=" not in word] or words[:1]
     plain = question == PlanRequest() and shown in (PlanOutput(), PlanOutput(as_json=True))
     if not files:

@@ -20,6 +20,18 @@ ITEMSIZE = {
 }
 
 
+@dataclass(frozen=True)
+class Layouts:
+    """The layouts between which the tensor moves."""
+
+    source: Annotated[
+        str, typer.Argument(metavar="FROM", help="Mesh, then R or S and mesh axes a dimension: '(2,4) S0 R R'.")
+    ]
+    destination: Annotated[
+        str, typer.Argument(metavar="TO", help="As FROM; its ranks follow those unless it says: '(2,4)@8 S0 R R'.")
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorMove(Settings):
     """Settings for the tensor, the hosts, their network and the communication method."""
@@ -34,12 +46,7 @@ class TensorMove(Settings):
 
 
 def reshard(
-    source: Annotated[
-        str, typer.Argument(metavar="FROM", help="Mesh, then R or S and mesh axes a dimension: '(2,4) S0 R R'.")
-    ],
-    destination: Annotated[
-        str, typer.Argument(metavar="TO", help="As FROM; its ranks follow those unless it says: '(2,4)@8 S0 R R'.")
-    ],
+    layouts: Layouts,
     move: TensorMove,
     draw: Draw = None,
     as_json: AsJson = False,
@@ -59,8 +66,8 @@ def reshard(
     from plait.core.base.lab_hosts import parse_rate
     from plait.core.reshard.layouts import Reshard, TensorLayout
 
-    first = TensorLayout.parse(source)
-    second = TensorLayout.parse(destination, first_rank=max(first.ranks) + 1)
+    first = TensorLayout.parse(layouts.source)
+    second = TensorLayout.parse(layouts.destination, first_rank=max(first.ranks) + 1)
     sizes, itemsize, rate = _shape(move.shape), _itemsize(move.dtype), parse_rate(move.nic)
     if rate is None:
         raise ReshardError("nic=unlimited leaves nothing to plan for. Give a rate, such as 10gbit.")

@@ -25,8 +25,12 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Where:
-    """Options for the launch target."""
+    """The job, and options for the launch target."""
 
+    job: Annotated[
+        Path,
+        typer.Argument(metavar="JOB", help="The job file (TOML), or a plan (JOB.plan.json) to be obeyed as it stands."),
+    ]
     on: Annotated[
         str,
         typer.Option(
@@ -69,10 +73,6 @@ class Trial:
 def train(
     where: Where,
     trial: Trial,
-    job: Annotated[
-        Path,
-        typer.Argument(metavar="JOB", help="The job file (TOML), or a plan (JOB.plan.json) to be obeyed as it stands."),
-    ],
     overrides: JobOverrides = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", hidden=True, help="For torchrun's ranks.")] = False,
 ) -> None:
@@ -91,7 +91,7 @@ def train(
     from plait.core.base.text import paragraph
     from plait.core.job.spec import naming
 
-    place, given = with_table(place_of(where.on), where.rank_table), overrides or []
+    job, given, place = where.job, overrides or [], with_table(place_of(where.on), where.rank_table)
     _check_options(place, trial, follow=where.follow)
     with naming(job, given):
         if trial.dry_run:

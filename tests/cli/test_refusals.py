@@ -261,7 +261,7 @@ REFUSED = {f"train job.toml {words}": says for words, says in TRAIN.items()} | {
     f"{MESHES} nic=unlimited": "leaves nothing to plan for",
     f"{MESHES} latency=50": "ns, us, ms or s",
     f"{MESHES} way=broadcst": "did you mean 'broadcast'",
-    "reshard '(2,4) R S0 R' '(2,4)@4 S0 R R' shape=64,64,8": "Add ranks_per_host",
+    "reshard '(2,4) R S0 R' '(2,4)@4 S0 R R' shape=64,64,8": "Set ranks_per_host=N",
     f"{MESHES} nics_per_host=0": "at least 1",
     f"{MESHES} --draw picture.gif": "ends in .svg, .png, .pdf",
     "schedule 1f2b": "did you mean '1f1b'",
