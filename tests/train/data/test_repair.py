@@ -147,7 +147,7 @@ def test_a_full_disk_leaves_nothing_and_the_older_corpus(
 
 
 def test_an_interruption_leaves_nothing(tmp_path: Path, texts: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
+    def interrupt(*_: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
