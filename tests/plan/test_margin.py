@@ -87,13 +87,13 @@ def test_a_report_says_how_sure_a_plan_is_to_fit() -> None:
     assert tight.likely == pytest.approx(NormalDist().cdf(2))
     assert tight.fullest.band == (int((70 - 5 * P90) * GIB), int((70 + 5 * P90) * GIB))
     assert tight.summary == (
-        "fills 70 GiB of 80 GiB, 10 GiB stay free: 98% sure to fit (6.408 GiB are to stay free, to be 90% sure that "
+        "fills 70 GiB of 80 GiB, 10 GiB stay free: 98% sure to fit (6.408 GiB must stay free, to be 90% sure that "
         "it fits)"
     )
     full = report(75, 5, Margin(confidence=SURE))
     assert full.fits and not full.safe
     assert full.summary.endswith(
-        "84% sure to fit (6.408 GiB are to stay free, to be 90% sure that it fits: more than do)"
+        "84% sure to fit (6.408 GiB must stay free, to be 90% sure that it fits: more than do)"
     )
     risky = report(81, 5)
     assert not risky.fits
@@ -179,4 +179,4 @@ def test_what_leaves_too_little_free_is_refused_and_the_risk_is_named() -> None:
         Planner(job("auto"), near, 32_000).answer()
     told = str(caught.value)
     assert told.startswith("No strategy leaves enough memory free: the smallest of")
-    assert "are to stay free, to be 90% sure that it fits. plan.memory_margin=fastest would do" in told
+    assert "must stay free, to be 90% sure that it fits. plan.memory_margin=fastest would do" in told

@@ -105,7 +105,7 @@ class MemoryReport:
         free = f"{in_bytes(room)} stay free" if room >= 0 else f"{in_bytes(-room)} too much"
         told = f"fills {in_bytes(full.total)} of {in_bytes(self.usable)}, {free}: {percent(self.likely)} sure to fit"
         if margin.reserved_bytes(1.0, 1.0):
-            return f"{told} ({kept} are to stay free, {margin.reason}{'' if self.safe else ': more than do'})"
+            return f"{told} ({kept} must stay free, {margin.reason}{'' if self.safe else ': more than do'})"
         return f"{told}, {percent(1 - self.likely)} to run out of memory"
 
     def description(self, *, gpu: bool) -> str:
@@ -124,7 +124,7 @@ class MemoryReport:
     @property
     def describe_crowded(self) -> str:
         """A sentence on a strategy that fits, but leaves less memory free than its margin."""
-        kept = f"{in_bytes(self.kept(self.fullest))} are to stay free, {self.margin.reason}"
+        kept = f"{in_bytes(self.kept(self.fullest))} must stay free, {self.margin.reason}"
         return f"The strategy leaves too little memory free: it {self.summary}: {kept}"
 
     def describe_too_large(self, device: str) -> str:

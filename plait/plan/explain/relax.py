@@ -135,7 +135,7 @@ class InfeasibilityDiagnosis:
                 told += f"than {there}"
             else:
                 told = f"No strategy leaves enough memory free: the smallest of {len(space):,} {shape}, and of the "
-                told += f"{in_bytes(int(self.limit))} there are {in_bytes(kept)} are to stay free, "
+                told += f"{in_bytes(int(self.limit))} there are {in_bytes(kept)} must stay free, "
                 told += f"{self.request.margin.reason}. {MARGIN_KEY}=fastest would do, at the risk that it runs out of "
                 told += "memory"
         return InfeasiblePlan(f"{told}. {self._advice()[1]}.")
