@@ -45,7 +45,7 @@ REMOVED = {
     r"queue fit .*--search": "In Plait's repository: python -m benchmarks.forecast_errors TRACE --search N",
     r"diagnose .*(--meta|\.parquet\b)": "In Plait's repository: python -m benchmarks.published_trace TRACE META.yaml",
 }
-"""What to do instead, by patterns of command lines whose option, setting or command was removed."""
+"""Advice by patterns of command lines whose option, setting or command was removed."""
 
 app = App(
     "Plan, place, train and diagnose large-language-model training when the network is what you wait for.",

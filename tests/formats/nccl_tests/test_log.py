@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[list[str], str | None, str]] = {
     "negative": ([*ALL_REDUCE[:11], row(8, 1.0, -2.0)], "line 12", "above 0"),
     "nan": ([*ALL_REDUCE[:11], row(8, 1.0, float("nan"))], "line 12", "above 0"),
     "twice": (["all_reduce_perf", *ranks("a", each=1), *ranks("a", each=1)[1:], HEAD], "line 4", "MPI=1"),
-    "no number": ([*ALL_REDUCE[:11], f" {10**18}{'0' * 5000} 1 float sum -1 1 1 1 0 1 1 1 0"], None, "impossible number"),
+    "no number": ([*ALL_REDUCE[:11], f" {10**18}{'0' * 5000} 1 float sum -1 1 1 1 0 1 1 1 0"], None, "impossible"),
     "vanishes": ([*ALL_REDUCE[:11], row(8, 1.0, 1e-320)], None, "impossible number"),
     "superscript": (["all_reduce_perf", *ranks("a"), HEAD, row(8, 1.0, 1.0).replace("8", "\u00b2")], None, "no table"),
     "no time": (among(re.sub("[65]00.0", "N/A", LARGE)), "line 14", "has no time"),

@@ -93,7 +93,7 @@ def test_ranks_are_the_jobs_or_the_strategys_or_all_there_are() -> None:
     assert ranks_of(fixed, H100) == 8
     lab = Cluster.preset("lab")
     assert ranks_of(job(cluster={"ranks": 0}), lab) == lab.nodes * lab.ranks_per_node
-    with pytest.raises(JobError, match="is 0 or missing.*at least 1: the number of ranks to use on h100"):
+    with pytest.raises(JobError, match=r"is 0 or missing.*at least 1: the number of ranks to use on h100"):
         ranks_of(job(cluster={"ranks": 0}), H100)
     with pytest.raises(JobError, match=r"6 ranks exceed the 4 of lab \(2 nodes of 2\) by 2\. Use at most 4"):
         ranks_of(job(cluster={"preset": "lab", "ranks": 6}), lab)

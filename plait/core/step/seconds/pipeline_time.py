@@ -358,7 +358,10 @@ def chain_seconds(points: StrategyTable, parts: Counts, transfer: Any) -> Second
     _, kind_of = distinct([points.schedule, points.pp, points.virtual, points.num_micro])
     for which in groups(kind_of):
         counts, seconds = _counts(points, which), [*parts[:, which], hop[which]]
-        found[which] = sum(np.multiply.outer(*pair) for pair in zip(counts.T, seconds, strict=True)).max(axis=0)
+        chains = np.zeros((len(counts), len(which)))
+        for ops, each in zip(counts.T, seconds, strict=True):  # in one order for any number of points, unlike BLAS
+            chains += np.multiply.outer(ops, each)
+        found[which] = chains.max(axis=0)
     return found
 
 
