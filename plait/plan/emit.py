@@ -25,6 +25,7 @@ from plait.formats.base.rows import Emitted, WriterContext
 from plait.formats.base.shell import arguments
 from plait.formats.deepspeed import parse_deepspeed, write_deepspeed
 from plait.formats.megatron.emit import write_megatron
+from plait.formats.megatron.flags import ROWS
 from plait.formats.megatron.read import parse_megatron
 from plait.formats.torchtitan.emit import write_torchtitan
 from plait.formats.torchtitan.read import parse_torchtitan
@@ -200,7 +201,20 @@ def own_strategy(planner: Planner, config: ParsedConfig, own: Job | PlaitError, 
     else:
         lines = _as_in(file, [*written, *needed])
     changes = [*written, *(f"no {name}" for name in removed)]
-    return OwnStrategy(found, "", changes, file, lines, [_named_in(file, one) for one in removed if one not in PARTS])
+    return OwnStrategy(found, "", changes, file, lines, _replaced(config, before, after))
+
+
+def _replaced(config: ParsedConfig, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the names of settings in the file that the best strategy's settings contradict or no
+    longer have. before, after: emitted settings by name."""
+    names = [name for name in before if name not in PARTS]
+    if config.framework == "megatron":  # several flags may set one key
+        keys = {row.key for row in ROWS if before.get(f"--{row.name}") != after.get(f"--{row.name}")} - {""}
+        names += [f"--{row.name}" for row in ROWS if row.name and row.key in keys]
+    text = Path(config.file).read_text(errors="replace")
+    found = {name: _named_in(config.file, name) for name in names if name not in after}
+    ends = {name: re.escape(word.rpartition(".")[2]) for name, word in found.items()}
+    return [word for name, word in found.items() if re.search(rf"(?<![\w-]){ends[name]}(?![\w-])", text)]
 
 
 def _as_in(file: str, written: Sequence[str]) -> list[str]:

@@ -87,10 +87,12 @@ def test_a_file_s_strategy_beside_the_best_that_is_searched(
     assert any(changed in one for one in both["as_written"]["changes"])
 
 
-@pytest.mark.parametrize("file", ["titan.toml", "ds.json", "run.sh", "flags.yaml"])
+@pytest.mark.parametrize("file", ["titan.toml", "ds.json", "run.sh", "synonyms.sh", "flags.yaml"])
 def test_a_file_with_the_written_lines_has_the_best_prediction(folder: Path, file: str) -> None:
     flags = re.findall(r"--([-\w]+)(?: ([\w.]+))?", SCRIPT.partition("pretrain_gpt.py")[2])
     (folder / "flags.yaml").write_text("".join(f"{key.replace('-', '_')}: {value or 'true'}\n" for key, value in flags))
+    synonyms = " --recompute-activations --sequence-parallel --num-layers-per-virtual-pipeline-stage 1"
+    (folder / "synonyms.sh").write_text(SCRIPT.rstrip() + synonyms + " --pipeline-model-parallel-size 4")
     before, words = (folder / file).read_text(), ("cluster.ranks=8", *(DS_MODEL if file == "ds.json" else ()))
     found = json.loads(plan(folder, file, *words, "strategy=auto", "--json").stdout)
     said = plan(folder, file, *words, "strategy=auto").stdout.partition(f"To write into {file}:\n")[2]
@@ -106,7 +108,7 @@ def test_a_file_with_the_written_lines_has_the_best_prediction(folder: Path, fil
             f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
             for name, table in tables.items()
         )
-    elif file == "run.sh":
+    elif file.endswith(".sh"):
         written = f"{before.rstrip()} {lines.replace(chr(10), ' ')}"
     else:
         changed = {line.partition(":")[0] for line in lines.splitlines()}
