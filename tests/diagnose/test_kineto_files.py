@@ -35,7 +35,7 @@ def test_a_folder_may_tell_the_rank_and_a_process_number_does_not(tmp_path: Path
         files += written(tmp_path / f"rank{rank}", nameless(rank), named="trace.json")
     assert import_traces(files, tmp_path / "run").notes == ["the job has 4 ranks, and ranks 2, 3 left no file"]
     pids = written(tmp_path, nameless(0), nameless(1), named="libkineto_activities_4{}.json")
-    assert "ranks of 2 files are not known" in import_traces(pids, tmp_path / "again").notes[0]
+    assert "ranks of 2 files are unknown" in import_traces(pids, tmp_path / "again").notes[0]
 
 
 def test_a_trace_that_cannot_be_read_and_a_rank_that_cannot_be_are_said(tmp_path: Path) -> None:

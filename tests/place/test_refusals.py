@@ -48,7 +48,7 @@ def test_what_no_solver_finds() -> None:
     with pytest.raises(PlacementError, match="forbidden pairs leave none"):
         cpsat(Problem.plain(3, 1, [5, 1], forbidden=frozenset({(0, "m000")})))
     many = Problem(heights=(400, 399), pools=Problem.plain(1, 1, [9] * 400).pools)
-    with pytest.raises(PlacementError, match=r"799 cells of unequal groups over 400 pools.*place.avoid"):
+    with pytest.raises(PlacementError, match=r"799 blocks of nodes and 400 pools.*place.avoid"):
         cpsat(many)
     assert place(replace(many, heights=(3, 2)), "cpsat").hosts
     with pytest.raises(PlacementError, match=r"No placement was found in 1e-09 s. Allow more with place.limit"):

@@ -81,7 +81,7 @@ def test_a_resumed_checkpoint_from_which_no_step_is_finite_is_passed_over(run: R
 
 
 def test_where_the_disk_does_not_tell_the_error_says_so(run: Run) -> None:
-    lost = mock.patch.object(Checkpoints, "newest", side_effect=CheckpointError("the disk is gone"))
+    lost = mock.patch.object(Checkpoints, "newest", side_effect=(0, CheckpointError("the disk is gone")))
     with fails_at(1), lost, pytest.raises(NotFinite, match=r"the loss is nan\. the disk is gone$"):
         run.train(8)
 

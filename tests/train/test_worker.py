@@ -67,7 +67,7 @@ class Trained:
     @contextmanager
     def _reporter(self, folder: Path, *, speaks: bool, steps: int) -> Iterator[Any]:
         self.done.append(("reports", speaks, steps))
-        yield SimpleNamespace(warn=self.done.append)
+        yield SimpleNamespace(warn=self.done.append, say=lambda _: None)
 
     @contextmanager
     def _collecting(self, folder: Path, first: int, count: int, *, is_rank: bool) -> Iterator[None]:

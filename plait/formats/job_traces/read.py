@@ -289,6 +289,8 @@ def _header(file: Path) -> list[str]:
     line = next((line for line in start.splitlines() if line.strip()), b"").decode("utf-8-sig")
     if not line:
         raise DataError(f"{file} is empty: it has not even a line of column names.")
+    if len(line) >= MOST.line:
+        raise DataError(f"{file} has a line of more than {MOST.line:,} bytes.")
     names = next(csv.reader([line], skipinitialspace=True))
     if len(names) > MOST_COLUMNS:
         raise DataError(f"{file} has {len(names)} columns; at most {MOST_COLUMNS} are read.")

@@ -116,7 +116,7 @@ def _context(parsed: ParsedConfig, flags: Settings) -> None:
     if others:
         parsed.unmodelled.append(f"--cp-comm-type {' '.join((kind, *others))} (all layers are counted as {kind})")
     if (kind == "a2a+p2p") != bool(sizes):
-        problem = f"{kind} stands {'beside' if sizes else 'without'} --hierarchical-context-parallel-sizes"
+        problem = f"{kind} is set {'with' if sizes else 'without'} --hierarchical-context-parallel-sizes"
         raise parsed.refuse("--cp-comm-type", problem, "Give both or neither")
     if cp == 1:
         return

@@ -97,7 +97,7 @@ def test_what_cannot_be_is_refused_by_its_key(values: dict[str, Any], key: str) 
 
 def test_a_u_has_no_experts() -> None:
     shape = DENSE.to_dict() | {"family": "utransformer", "levels": 1, "experts": {"count": 2, "per_token": 1}}
-    with pytest.raises(JobError, match="has none"):
+    with pytest.raises(JobError, match="has no experts"):
         ModelSpec.from_dict(shape)
 
 

@@ -183,7 +183,7 @@ def test_of_many_files_whose_ranks_are_not_known_eight_are_listed(tmp_path: Path
         folder = tmp_path / str(count)
         folder.mkdir()
         [note, *_] = remarks(folder, *[content] * count, named="x{}.json")
-        assert note.startswith(f"the ranks of {count} files are not known") and note.endswith(listed)
+        assert note.startswith(f"the ranks of {count} files are unknown") and note.endswith(listed)
 
 
 def test_a_folder_that_is_a_file_or_holds_something_is_refused(tmp_path: Path) -> None:

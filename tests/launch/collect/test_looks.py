@@ -153,7 +153,7 @@ def test_what_is_new_is_written_after_a_while(tmp_path: Path, clock: Clock) -> N
 
 
 def test_much_that_waits_is_written_at_once(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 9)
+    monkeypatch.setattr(module, "MAX_WAITING_RECORDS", 9)
     ring, one = open_ring(tmp_path), made(tmp_path)
     for number in range(2):
         write_step(ring, number)
