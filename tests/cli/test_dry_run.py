@@ -58,7 +58,7 @@ def test_it_says_that_an_evaluation_is_of_training_data(tmp_path: Path) -> None:
     evaluated = f"data.eval=[{{ path = '{tmp_path / 'text' / '3.txt'}', name = 'val' }}]"
     done = run(write_job(tmp_path), evaluated, f"data.text={tmp_path / 'text'}", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("trained on, too: eval_loss/val") == 1
+    assert done.stderr.count("contains training data: eval_loss/val") == 1
     for words in ("on 2 ranks", "params", "activ.", "tensor parallelism", "other slices", "available"):
         assert words in done.stdout
     assert not (tmp_path / "runs").exists()

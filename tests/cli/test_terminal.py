@@ -109,7 +109,8 @@ def test_training_on_a_terminal(tmp_path: Path, columns: int, environ: dict[str,
     assert "\x1b" not in screen
     assert f"the run is in {tmp_path / 'runs'}/{SHOWN}/job" in screen
     assert (folder / "job" / "summary.json").is_file()
-    live = [part for line in screen.replace("\r\n", "\n").split("\n") for part in line.split("\r") if " left" in part]
+    parts = [part for line in screen.replace("\r\n", "\n").split("\n") for part in line.split("\r")]
+    live = [part for part in parts if re.search(r"[━─]{8}", part)]
     if "TERM" in environ:
         assert live == []
         assert "\r" not in screen.replace("\r\n", "")

@@ -133,7 +133,7 @@ def test_an_export_of_an_older_step(finished: Path, tmp_path: Path) -> None:
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "newest")]
     assert weights[0] != weights[1]
     assert_refused(export(run, "--out", tmp_path / "no", "--step", "5"), "step-00000005", "also holds steps 8, 12")
-    assert_refused(export(tmp_path, "--out", tmp_path / "no"), "plan.json")
+    assert_refused(export(tmp_path, "--out", tmp_path / "no"), "no run that has started")
 
 
 def test_a_port_in_use_is_named_where_ranks_meet_at_one(tmp_path: Path) -> None:
