@@ -82,13 +82,13 @@ class StandIn:
     that every rank knows, a number higher each micro-batch."""
 
     def __init__(self, setup: Setup, plan: Plan, rank: int) -> None:
-        place = plan.layout.pp_rank_of(rank)
+        pp_rank = plan.layout.pp_rank_of(rank)
         self.seconds, self.rank = setup.forward, rank
         self.device, self.recorder, self.shards = DEVICE, None, None
-        self.graph = SegmentGraph(num_layers=1, embeds=place == 0, heads=place == 1)
+        self.graph = SegmentGraph(num_layers=1, embeds=pp_rank == 0, heads=pp_rank == 1)
         edges = plan.reshards[False]
-        self.sends = {name: self._tile(one.source, one) for name, one in edges[place, 1 - place].items()}
-        self.gets = {name: self._tile(one.destination, one) for name, one in edges[1 - place, place].items()}
+        self.sends = {name: self._tile(one.source, one) for name, one in edges[pp_rank, 1 - pp_rank].items()}
+        self.gets = {name: self._tile(one.destination, one) for name, one in edges[1 - pp_rank, pp_rank].items()}
         self.counts = {"F": 0, "B": 0}
         self.checking, self.checked = False, 0
 
@@ -153,8 +153,8 @@ def variants(setup: Setup, rank: int) -> tuple[dict[str, Callable[[], object]], 
 
     def step(schedule: str, courier: Courier) -> Callable[[], object]:
         made = setup.plan(schedule)
-        place = made.layout.pp_rank_of(rank)
-        pipeline = PipelineExecutor(made.schedule, made.names, place, {place: stand_in}, courier)  # type: ignore[dict-item]
+        pp_rank = made.layout.pp_rank_of(rank)
+        pipeline = PipelineExecutor(made.schedule, made.names, pp_rank, {pp_rank: stand_in}, courier)  # type: ignore[dict-item]
         return lambda: pipeline.run(batches)
 
     return {

@@ -22,10 +22,10 @@ from plait.core.step.schedules import Shape, generate
 class GptStage(nn.Module):
     """A stage of the GPT that our variants train: [B, S] tokens or [B, S, H] -> [B, S, H] or logits."""
 
-    def __init__(self, spec: ModelSpec, place: int, places: int) -> None:
+    def __init__(self, spec: ModelSpec, pp_rank: int, pp: int) -> None:
         super().__init__()
-        each = spec.num_layers // places
-        first, last = place == 0, place == places - 1
+        each = spec.num_layers // pp
+        first, last = pp_rank == 0, pp_rank == pp - 1
         self.words = nn.Embedding(spec.vocab, spec.hidden) if first else None
         self.positions = nn.Embedding(spec.max_sequence, spec.hidden) if first else None
         self.blocks = nn.ModuleList(Block(spec, spec.num_heads) for _ in range(each))
@@ -44,11 +44,11 @@ class UStage(nn.Module):
     """Half of the U-Transformer that our variants train, cut at the bottom: [B, S] tokens -> (bottom, one
     skip a level), and back up."""
 
-    def __init__(self, spec: ModelSpec, place: int, places: int) -> None:
+    def __init__(self, spec: ModelSpec, pp_rank: int, pp: int) -> None:
         super().__init__()
-        assert places == 2, "torch's runtime moves tensors between adjacent stages only"
+        assert pp == 2, "torch's runtime moves tensors between adjacent stages only"
         half = spec.num_layers // 2
-        self.spec, self.first, layers = spec, place == 0, range(place * half, (place + 1) * half)
+        self.spec, self.first, layers = spec, pp_rank == 0, range(pp_rank * half, (pp_rank + 1) * half)
         self.blocks = nn.ModuleDict({str(layer): Block(spec, spec.num_heads) for layer in layers})
         self.changes = {layer: (direction, level) for layer, direction, level in spec.resampling if layer in layers}
         width = 2 if self.first else 1
@@ -117,8 +117,8 @@ class _Runtime(_PipelineScheduleRuntime):
 def peer_step(
     kind: str,
     module: nn.Module,
-    place: int,
-    places: int,
+    pp_rank: int,
+    pp: int,
     count: int,
     boundary: tuple[int, int, int],
     inputs: Tensor,
@@ -133,12 +133,12 @@ def peer_step(
         levels = module.spec.levels
         shapes = [(batch, sequence >> level, hidden) for level in (levels, *range(levels))]
     between = [torch.zeros(shape) for shape in shapes]
-    entering = [inputs[:batch]] if place == 0 else [tensor.clone().requires_grad_() for tensor in between]
+    entering = [inputs[:batch]] if pp_rank == 0 else [tensor.clone().requires_grad_() for tensor in between]
     leaving = [tensor.clone().requires_grad_() for tensor in between]
-    if place == places - 1 and not isinstance(module, StandInStage):
+    if pp_rank == pp - 1 and not isinstance(module, StandInStage):
         leaving = [module(*entering).detach()]
     stage = PipelineStage(
-        module, place, places, torch.device("cpu"), input_args=tuple(entering), output_args=tuple(leaving)
+        module, pp_rank, pp, torch.device("cpu"), input_args=tuple(entering), output_args=tuple(leaving)
     )
 
     def loss(found: Tensor, wanted: Tensor) -> Tensor:
@@ -150,13 +150,13 @@ def peer_step(
     if kind == "1f1b":
         schedule = Schedule1F1B(stage, count, loss_fn=loss, scale_grads=False)
     else:
-        schedule = _Runtime(stage, generate("1f1b", Shape(ranks=places, micro_batches=count)), loss)
+        schedule = _Runtime(stage, generate("1f1b", Shape(ranks=pp, micro_batches=count)), loss)
 
     def step() -> None:
         module.zero_grad()
-        if place == 0:
+        if pp_rank == 0:
             schedule.step(inputs, return_outputs=False)
-        elif place == places - 1:
+        elif pp_rank == pp - 1:
             schedule.step(target=targets, losses=[], return_outputs=False)
         else:
             schedule.step(return_outputs=False)

@@ -57,10 +57,10 @@ class Setup:
 class StandIn:
     """Takes the place of a stage's executor: every op is a wait of fixed length, what it sends is real."""
 
-    def __init__(self, setup: Setup, place: int) -> None:
+    def __init__(self, setup: Setup, pp_rank: int) -> None:
         self.setup, self.seconds = setup, setup.forward or 0.0
         self.device, self.recorder, self.shards = DEVICE, None, None
-        self.graph = SegmentGraph(num_layers=1, embeds=place == 0, heads=place == setup.places - 1)
+        self.graph = SegmentGraph(num_layers=1, embeds=pp_rank == 0, heads=pp_rank == setup.places - 1)
         self.result = torch.zeros(setup.boundary)
         self.spans: list[tuple[str, float, float]] = []
 

@@ -123,7 +123,7 @@ def score(alpha: float, spread: MinipodSpread) -> float:
 
 def program(problem: Problem, alpha: float, limit: float) -> dict[str, Any]:
     """The paper's plan, PP groups as units; scored by eq. 2."""
-    asked = replace(problem, alpha=alpha, unit="pp", limit=limit)
+    asked = replace(problem, alpha=alpha, keep_together="pp", limit=limit)
     start = time.perf_counter()
     try:
         answer: Assignment | None = mip(asked)

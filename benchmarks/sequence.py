@@ -41,7 +41,7 @@ from plait.core.parallel.sharding import Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.memory.activations import TracedBatch, activations
 from plait.core.step.memory.memory_options import MemoryOptions
-from plait.core.step.memory.states import HeldStates, position_tables, states_of_place, unit_counts
+from plait.core.step.memory.states import HeldStates, position_tables, states_of_pp_rank, unit_counts
 from plait.core.step.stages import Stage
 from plait.core.step.traffic import unit_sizes
 from plait.lab import LabSpec
@@ -185,7 +185,7 @@ def predicted(case: str, variant: str) -> tuple[int, int]:
     strategy, sequence = Strategy(**given), model.max_sequence
     stage = Stage(0, 1, 0, model.num_layers)
     units = unit_counts(unit_sizes(model, strategy, stage, sharding))
-    lasting = states_of_place(HeldStates(units, bare=True), sharding, itemsize=4, options=MemoryOptions())
+    lasting = states_of_pp_rank(HeldStates(units, bare=True), sharding, itemsize=4, options=MemoryOptions())
     tables = position_tables(model, strategy, sequence=sequence, itemsize=4)
     within = activations(model, strategy, stage, TracedBatch(batch=1, sequence=sequence, itemsize=4))
     whole = lasting.parameters + lasting.gradients + lasting.optimizer + lasting.buffers

@@ -92,8 +92,8 @@ def _of_a_rank(plan: Any, world: int, rank: int) -> dict[str, Any]:
             if rank:  # rank 0 prepares it instead
                 meeting.run_on_rank_zero(lambda: None, "corpus")
             groups.open_groups(plan, rank, SimpleNamespace(backend="nccl"))  # type: ignore[arg-type]
-            place = plan.layout.pp_rank_of(rank)
-            for a, b in ((place - 1, place), (place, place + 1)):
+            pp_rank = plan.layout.pp_rank_of(rank)
+            for a, b in ((pp_rank - 1, pp_rank), (pp_rank, pp_rank + 1)):
                 if a >= 0 and b < len(plan.layout.meshes):
                     ranks = [each for at in (a, b) for each in plan.layout.meshes[at].ranks]
                     for _ in range(2):  # up and down

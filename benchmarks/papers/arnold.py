@@ -131,7 +131,7 @@ def latency() -> Found:
             whole = minipods**count
             seconds = took * whole / tried
             timed = {
-                "the program": _seconds(partial(mip, replace(problem, unit="pp"))),
+                "the program": _seconds(partial(mip, replace(problem, keep_together="pp"))),
                 "Plait": _seconds(partial(place, problem)),
             }
             at = f"{name}, {count} nodes"
@@ -144,7 +144,7 @@ def latency() -> Found:
             rows.append(Row(name=f"the program, {at}", value=round(timed["the program"], 3)))
     large = replace(SETTINGS["(iii)"], rows=64)
     problem = Problem.plain(64, 8, large.free(0), limit=LIMIT, alpha=0.3)
-    ours, theirs = _seconds(partial(place, problem)), _seconds(partial(mip, replace(problem, unit="pp")))
+    ours, theirs = _seconds(partial(place, problem)), _seconds(partial(mip, replace(problem, keep_together="pp")))
     rows += [
         Row(name="enumeration takes over 100 times as long, largest cases", value=longer[3] and longer[-1]),
         Row(name="the program places 512 nodes of 1,019 within 10 s", value=theirs < 10, command=BENCHMARK,

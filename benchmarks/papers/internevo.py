@@ -16,7 +16,7 @@ from benchmarks.papers.found import Found, Row, Series, spread
 from benchmarks.papers.planned import Settings, best, command, full_mfu, planning, predict, settings
 from benchmarks.papers.verdicts import NOISE
 from plait.core.parallel.strategy import Strategy
-from plait.core.step.memory.estimate import PlaceEstimate, estimate
+from plait.core.step.memory.estimate import PipelineRankEstimate, estimate
 from plait.plan.search.candidate import Candidate
 
 PAPER = "internevo"
@@ -115,7 +115,7 @@ def example() -> Found:
     assert free
     parameters = planning(PAPER, asked).planner.model.num_parameters
     theirs = {name: predict(PAPER, asked + _published(ranks)) for name, ranks in RANKS.items()}
-    relative, kept = theirs[RELATIVE], chosen.memory.fullest.place.memory
+    relative, kept = theirs[RELATIVE], chosen.memory.fullest.estimate.memory
     ratios = [round(one.seconds / own[batch].seconds, 4) for batch, each in by_batch.items()
               if (one := predict(PAPER, each + _published(RANKS[RELATIVE])))]  # fmt: skip
     near = _choices(relative) if relative and relative.seconds < chosen.seconds * (1 + NOISE) else {}
@@ -164,8 +164,8 @@ def memory() -> Found:
     for system in SYSTEMS:
         one = case.best(system)
         assert one is not None
-        place = _sent(one)
-        kept, sent = one.memory.fullest.place.memory, place.sent
+        sent_most = _sent(one)
+        kept, sent = one.memory.fullest.estimate.memory, sent_most.sent
         states, acts = kept.parameters + kept.gradients + kept.optimizer, kept.activations + kept.buffers
         across = {name: size / GIB for name, size in sent.items() if size}
         where = command(PAPER, case.asked(system))
@@ -178,13 +178,13 @@ def memory() -> Found:
     return Found(rows=rows, series=series)
 
 
-def _sent(one: Candidate) -> PlaceEstimate:
+def _sent(one: Candidate) -> PipelineRankEstimate:
     """Of the same strategy as Plait runs it: bytes on the wire do not hang on the framework."""
     values = one.job.to_dict()
     values["plan"] = {}
     planner = planning(PAPER, ()).planner
     step = planner.draft(type(one.job).from_dict(values))
-    return max(estimate(step, gpu=True).places, key=lambda place: sum(place.sent.values()))
+    return max(estimate(step, gpu=True).places, key=lambda each: sum(each.sent.values()))
 
 
 FIGURES: dict[str, Callable[[], Found]] = {"example": example, "lengths": lengths, "memory": memory}

@@ -131,7 +131,7 @@ def report_of(run: RecordedRun) -> Report:
 
     prediction, notes = _prediction(run.plan, run.uniform) if run.plan else (None, [])
     memory = {
-        place: sum(kinds.values()) for place, kinds in (predicted_memory(run.plan, run.metrics) if run.plan else ())
+        label: sum(kinds.values()) for label, kinds in (predicted_memory(run.plan, run.metrics) if run.plan else ())
     }
     notes = [*run.notes, *notes]
     return explain(run.recording, str(run.folder), run=run, prediction=prediction, memory=memory, notes=notes)
@@ -149,11 +149,11 @@ def predicted_memory(plan: Plan, metrics: Sequence[Mapping[str, Any]] = ()) -> S
     from plait.core.step.memory.estimate import estimate
 
     try:
-        places = estimate(plan, gpu=on_gpu(metrics)).places
+        estimates = estimate(plan, gpu=on_gpu(metrics)).places
     except PlaitError:
         return ()
     kinds = ("parameters", "gradients", "optimizer", "buffers", "activations")
-    return [(f"stage {n}", {kind: getattr(one.memory, kind) for kind in kinds}) for n, one in enumerate(places)]
+    return [(f"stage {n}", {kind: getattr(one.memory, kind) for kind in kinds}) for n, one in enumerate(estimates)]
 
 
 def hang_of(folder: Path) -> tuple[Verdict | None, list[str]]:
@@ -318,5 +318,5 @@ def _spans(plan: Plan, timeline: Any) -> Any:
     from plait.diagnose.measured.compare import table_of
     from plait.diagnose.measured.recording import grid_of, with_axes
 
-    places = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}
-    return with_axes(table_of(timeline), grid_of(plan.layout), plan.shardings, places)
+    pp_rank_of = {op.stage: pp_rank for pp_rank, ops in enumerate(plan.schedule.ranks) for op in ops}
+    return with_axes(table_of(timeline), grid_of(plan.layout), plan.shardings, pp_rank_of)

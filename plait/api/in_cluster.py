@@ -68,7 +68,7 @@ def order_nodes(plan: Plan, tree: Topology, granted: GrantedNodes, when_free: st
     """Return the best order of the granted nodes for a plan. tree: the cluster and its nodes'
     states. when_free: the time of these states, in words. Raises PlacementError for nodes that the
     topology lacks, and if the plan's groups do not fit on the granted nodes."""
-    if missing := [host for host in granted.hosts if host not in tree.places]:
+    if missing := [host for host in granted.hosts if host not in tree.node_index]:
         raise PlacementError(
             f"The topology has no node {', '.join(missing[:5])}. Give this cluster's (place.topology)."
         )

@@ -15,8 +15,8 @@ from plait.core.base.errors import JobError
 from plait.core.base.ignored_input import Checked
 from plait.core.base.text import Column, Part, Shown, Table, in_bytes
 from plait.core.job.plan import Origin, format_origins
-from plait.core.step.memory.estimate import Estimate, PlaceEstimate
-from plait.plan.search.fits import KINDS
+from plait.core.step.memory.estimate import Estimate, PipelineRankEstimate
+from plait.plan.search.fits import MEMORY_KINDS
 
 if TYPE_CHECKING:
     from plait.api.places.base import LaunchTarget
@@ -168,7 +168,7 @@ class JobCheck(Shown):
         if found.virtual_stages > 1:
             yield f"every pp rank holds {found.virtual_stages} stages"
         yield self.memory.description
-        if any(place.sent for place in found.places):
+        if any(each.sent for each in found.places):
             yield ""
             yield _traffic(found)
 
@@ -184,31 +184,31 @@ def _memory(estimate: Estimate) -> Table:
     power = min(max((estimate.most.memory.total.bit_length() - 1) // 10, 1), 4)
     unit = {1: "KiB", 2: "MiB", 3: "GiB", 4: "TiB"}[power]
     rows, before = list[tuple[str, ...]](), -1
-    for place in _shown(estimate):
-        if place.index > before + 1:
-            rows.append((f"{place.index - before - 1} more", *[""] * (len(HEADS) + 3)))
-        before = place.index
-        sizes = [*(getattr(place.memory, kind) for kind in KINDS), place.memory.total]
+    for each in _shown(estimate):
+        if each.index > before + 1:
+            rows.append((f"{each.index - before - 1} more", *[""] * (len(HEADS) + 3)))
+        before = each.index
+        sizes = [*(getattr(each.memory, kind) for kind in MEMORY_KINDS), each.memory.total]
         cells = [f"{size / (1 << 10 * power):#.3g}".rstrip(".") if size else "0" for size in sizes]
-        rows.append((_ranks(place), _layers(place), f"{place.dp}x{place.cp}x{place.tp}", *cells))
+        rows.append((_ranks(each), _layers(each), f"{each.dp}x{each.cp}x{each.tp}", *cells))
     return Table(f"Tensors of a rank, {unit}", ("ranks", "layers", "dpxcpxtp", *HEADS, "total"), rows)
 
 
-def _shown(estimate: Estimate) -> Sequence[PlaceEstimate]:
-    places = estimate.places
-    if len(places) <= SHOWN:
-        return places
-    return [places[at] for at in sorted({0, estimate.most.index, len(places) - 1})]
+def _shown(estimate: Estimate) -> Sequence[PipelineRankEstimate]:
+    estimates = estimate.places
+    if len(estimates) <= SHOWN:
+        return estimates
+    return [estimates[at] for at in sorted({0, estimate.most.index, len(estimates) - 1})]
 
 
-def _ranks(place: PlaceEstimate) -> str:
-    first, last = place.ranks
+def _ranks(each: PipelineRankEstimate) -> str:
+    first, last = each.ranks
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _layers(place: PlaceEstimate) -> str:
+def _layers(each: PipelineRankEstimate) -> str:
     """Return the layers of every stage of a pipeline rank: ``8``, or ``2+2`` for two stages."""
-    counts = list(place.layers.values())
+    counts = list(each.layers.values())
     return "+".join(map(str, counts)) if len(counts) <= 4 else f"{len(counts)} x {max(counts)}"
 
 
@@ -216,7 +216,7 @@ def _traffic(estimate: Estimate) -> Table:
     rows = [
         (what, most, estimate.hidden.get(group, "nothing"))
         for axis, (what, group) in AXES.items()
-        if (most := max(place.sent.get(axis, 0) for place in estimate.places))
+        if (most := max(each.sent.get(axis, 0) for each in estimate.places))
     ]
     header = ("what", Column("at most", in_bytes), "behind")
     return Table("Bytes a rank sends in a step, and what hides it", header, rows)

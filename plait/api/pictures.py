@@ -281,11 +281,11 @@ def colours_of(groups: Sequence[str]) -> dict[str, str]:
 
     if len(groups) <= 20:
         palette = colormaps["tab20"]  # dark and light alternate: all dark ones first
-        return {group: to_hex(palette(place * 2 % 20 + place // 10)) for place, group in enumerate(groups)}
+        return {group: to_hex(palette(index * 2 % 20 + index // 10)) for index, group in enumerate(groups)}
     # The golden ratio keeps hues of neighbours far apart, for any number of groups.
     return {
-        group: to_hex(hsv_to_rgb(place * 0.618034 % 1, 0.5 + place % 3 * 0.2, 0.95 - place % 4 * 0.12))
-        for place, group in enumerate(groups)
+        group: to_hex(hsv_to_rgb(index * 0.618034 % 1, 0.5 + index % 3 * 0.2, 0.95 - index % 4 * 0.12))
+        for index, group in enumerate(groups)
     }
 
 
@@ -309,8 +309,8 @@ def _laid_out(topology: Topology, level: Level | None) -> tuple[list[_Frame], fl
     high = max(len(leaves) for _, leaves in pods) + 2 * GAP
     columns = min(len(pods), max(1, round((2.2 * len(pods) * high / wide) ** 0.5)))
     frames = [
-        _Frame(name, place % columns * wide, place // columns * high, leaves)
-        for place, (name, leaves) in enumerate(pods)
+        _Frame(name, index % columns * wide, index // columns * high, leaves)
+        for index, (name, leaves) in enumerate(pods)
     ]
     return frames, columns * wide - GAP, -(-len(pods) // columns) * high - 2 * GAP
 
@@ -343,11 +343,11 @@ def _runs(paints: Sequence[tuple[str, float]], *, whole: bool) -> list[tuple[tup
     """Return (paint, first index, end) for each run of neighbours with the same paint; without
     ``whole`` one for every cell."""
     runs: list[tuple[tuple[str, float], int, int]] = []
-    for place, paint in enumerate(paints):
+    for index, paint in enumerate(paints):
         if whole and runs and runs[-1][0] == paint:
-            runs[-1] = (paint, runs[-1][1], place + 1)
+            runs[-1] = (paint, runs[-1][1], index + 1)
         else:
-            runs.append((paint, place, place + 1))
+            runs.append((paint, index, index + 1))
     return runs
 
 

@@ -100,7 +100,8 @@ class PlacementRequest:
             self.alpha = asked.alpha
         stages = len(matrix.heights)
         self.problem = Problem.of(
-            matrix, self._pools(kind), alpha=self.alpha, by=asked.by, unit=asked.unit, spares=_spares(asked.spares),
+            matrix, self._pools(kind), alpha=self.alpha, by=asked.by, keep_together=asked.unit,
+            spares=_spares(asked.spares),
             price=asked.preempt, forbidden=self._forbidden(stages), gpus=self._gpus(stages), limit=asked.limit,
             network=self._network(rate), plan=plan.key, topology=self.cluster_topology.key,
         )  # fmt: skip
@@ -349,7 +350,7 @@ def volumes_of(plan: Plan) -> tuple[Volume, ...]:
     from plait.plan.search.volumes import expert_volume
 
     ep = plan.job.strategy.ep if plan.job else 1
-    return tuple(expert_volume(plan, place, ep) for place in range(len(plan.layout.degrees)))
+    return tuple(expert_volume(plan, pp_rank, ep) for pp_rank in range(len(plan.layout.degrees)))
 
 
 def _is_pipe(path: str) -> bool:

@@ -19,7 +19,7 @@ from plait.plan.explain.reasons import DEGREE_KEYS, PARTS, SHOWN, differences, l
 from plait.plan.explain.what_if import format_changes
 from plait.plan.search.candidate import Answer, Candidate
 from plait.plan.search.expense import Expense
-from plait.plan.search.fits import KINDS
+from plait.plan.search.fits import MEMORY_KINDS
 
 TextColumn = tuple[str, Callable[[Candidate], str]]
 """A column's name, and a function that returns its text for a strategy."""
@@ -229,8 +229,8 @@ def _explained(best: Candidate) -> Iterator[Part]:
         counts = "with the causal half of attention's scores"
         yield f"MFU {best.mfu:.1%} of {of}, {counts}; {best.mfu_full:.1%} with all of them."
     yield ""
-    names, *places = best.memory.rows()
-    yield Table("What fills a rank's memory", names, places)
+    names, *by_pp_rank = best.memory.rows()
+    yield Table("What fills a rank's memory", names, by_pp_rank)
     yield ""
 
 
@@ -344,9 +344,9 @@ def _seconds(a: Candidate, b: Candidate) -> Iterator[tuple[str, ...]]:
 
 
 def _sizes(side: Candidate) -> dict[str, int]:
-    place = side.memory.fullest
-    kinds = {kind: getattr(place.place.memory, kind) for kind in KINDS}
-    return {**kinds, "beside tensors": place.overhead, "total": place.total}
+    fullest = side.memory.fullest
+    kinds = {kind: getattr(fullest.estimate.memory, kind) for kind in MEMORY_KINDS}
+    return {**kinds, "beside tensors": fullest.overhead, "total": fullest.total}
 
 
 def _ratio(first: float, second: float) -> str:

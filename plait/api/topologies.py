@@ -73,8 +73,8 @@ class TopologyAnswer(Shown):
         topology, level = self.topology, self.level or None
         depths, last = Counter[int](), len(topology.levels) - 1
         inner = {switch.parent for switch in topology.switches}
-        for place, switch in enumerate(topology.switches):  # leaves count as leaves at any depth
-            depths[switch.depth if place in inner else last] += 1
+        for index, switch in enumerate(topology.switches):  # leaves count as leaves at any depth
+            depths[switch.depth if index in inner else last] += 1
         levels = ", ".join(f"{name} {depths[depth]}" for depth, name in enumerate(topology.levels))
         rows = outline(topology, level)
         yield Table(f"{topology.name}: {levels}" if topology.name else levels, HEADER, [row.cells for row in rows])

@@ -317,9 +317,9 @@ def _strategy(plan: Plan) -> str:
 
 def _degrees(plan: Plan) -> Iterator[str]:
     """Yield the degrees of the axes along which ranks differ; several degrees if stages differ."""
-    places = plan.layout.degrees
-    of_places = {"tp": [tp for _, tp in places], "dp": [dp for dp, _ in places]}
-    for axis, degrees in (of_places | {"pp": [len(places)], "cp": [plan.layout.cp]}).items():
+    meshes = plan.layout.degrees
+    varying = {"tp": [tp for _, tp in meshes], "dp": [dp for dp, _ in meshes]}
+    for axis, degrees in (varying | {"pp": [len(meshes)], "cp": [plan.layout.cp]}).items():
         if max(degrees) > 1:
             yield f"{axis} {'/'.join(map(str, degrees if len(set(degrees)) > 1 else degrees[:1]))}"
 

@@ -17,7 +17,7 @@ import polars as pl
 
 from plait.core.base.files import replacing
 from plait.diagnose.measured.dependencies import WAITS, awaited
-from plait.diagnose.measured.recording import place_of
+from plait.diagnose.measured.recording import rank_phrase
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
@@ -72,7 +72,7 @@ def write_json(spans: pl.DataFrame, path: Path, grid: pl.DataFrame | None = None
     tracks = _tracks(laid)
     number = {track: at for at, track in enumerate(sorted(tracks))}
     found: list[dict[str, Any]] = [
-        {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": place_of(grid, rank)}}
+        {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": rank_phrase(grid, rank)}}
         for rank in sorted({track.rank for track in tracks})
     ]
     found += [
@@ -118,7 +118,7 @@ def _packets(laid: pl.DataFrame, grid: pl.DataFrame | None) -> Iterator[TracePac
     for rank in ranks:  # track 0 is reserved for the kernel
         packet = TracePacket()
         packet.track_descriptor.uuid = packet.track_descriptor.process.pid = rank + 1
-        packet.track_descriptor.process.process_name = place_of(grid, rank)
+        packet.track_descriptor.process.process_name = rank_phrase(grid, rank)
         yield packet
     uuids = {track: ranks[-1] + 2 + number for number, track in enumerate(sorted(tracks))}
     for track, uuid in uuids.items():

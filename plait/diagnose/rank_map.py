@@ -162,7 +162,7 @@ STATISTICS: dict[Statistic, pl.Expr] = {
 }
 """Statistics over the steps in which a rank ran the segment. spread: standard deviation."""
 AXES = ("pp", "dp", "cp", "tp")
-KINDS = (*OWN, "optimizer", "checkpoint", "evaluation", "wait", "idle", "comm", "transfer")
+COLUMN_KINDS = (*OWN, "optimizer", "checkpoint", "evaluation", "wait", "idle", "comm", "transfer")
 """Kinds in the order of columns: the rank's own work, then waits, then concurrent communication."""
 ALL_OWN = "own work"
 """Name of the column that comprises all kinds of a rank's own work (``OWN``)."""
@@ -243,8 +243,8 @@ def heat_of_segments(sums: pl.DataFrame, grid: pl.DataFrame, order: Sequence[str
         sums.group_by(keys).agg(pl.sum("seconds"))
         .with_columns(pl.col(key).cast(pl.String).alias(f"{key}_text") for key in keys)
     )  # fmt: skip
-    place = pl.col("kind_text").replace_strict({k: n for n, k in enumerate(KINDS)}, default=len(KINDS))
-    columns = columns.with_columns(place=place).sort("place", -pl.col("seconds"), *(f"{k}_text" for k in keys))
+    position = pl.col("kind_text").replace_strict({k: n for n, k in enumerate(COLUMN_KINDS)}, default=len(COLUMN_KINDS))
+    columns = columns.with_columns(position=position).sort("position", -pl.col("seconds"), *(f"{k}_text" for k in keys))
     columns = columns.with_row_index("column")
     segments = tuple(HeatColumn(*row) for row in columns.select(f"{key}_text" for key in keys).iter_rows())
     cells = sums.join(columns.select(*keys, "column"), on=keys)
@@ -268,11 +268,11 @@ def heat_of_steps(
 
 def _heat(cells: pl.DataFrame, columns: tuple, grid: pl.DataFrame, order: Sequence[str]) -> Heat:  # pyright: ignore[reportMissingTypeArgument]
     ranks = ranks_in(grid, order)
-    places = grid.select(pl.col("rank").cast(pl.Int64), "pp", "cp")
+    grid_axes = grid.select(pl.col("rank").cast(pl.Int64), "pp", "cp")
     row = pl.DataFrame({"rank": ranks}).with_row_index("row")
-    known = cells.cast({"rank": pl.Int64}).join(places, on="rank").join(row, on="rank")
+    known = cells.cast({"rank": pl.Int64}).join(grid_axes, on="rank").join(row, on="rank")
     value = pl.col("seconds")
-    known = known.with_columns(excess=value - expected(places, value, ["column", "pp", "cp"]))
+    known = known.with_columns(excess=value - expected(grid_axes, value, ["column", "pp", "cp"]))
     seconds, excess = (np.full((ranks.size, len(columns)), np.nan) for _ in range(2))
     at = known["row"].to_numpy(), known["column"].to_numpy()
     seconds[at] = known["seconds"].to_numpy()

@@ -103,7 +103,7 @@ class Report(Shown):
             "network": _values(self.network, steps=("since", "until")),
             "lateness": [_values(one, steps=("since",)) for one in self.verdicts.lateness],
             "nearest": {
-                "rank": spread.unit, "z": spread.z, "named_from": spread.named_from, "by": self.verdicts.nearest_by
+                "rank": spread.peer, "z": spread.z, "named_from": spread.named_from, "by": self.verdicts.nearest_by
             },
             "comparable_ranks": self.verdicts.comparable,
             "arrivals": [_values(one) for one in self.verdicts.arrivals],

@@ -37,7 +37,7 @@ GROUPS = 5
 """Number of groups of steps in the trend of hidden communication."""
 SLOWEST = 3
 """The largest number of slow steps that are listed."""
-KINDS = ("compute", "wait", "comm", "idle", "transfer", "data", "optimizer", "checkpoint", "evaluation")
+SERIES_KINDS = ("compute", "wait", "comm", "idle", "transfer", "data", "optimizer", "checkpoint", "evaluation")
 
 
 class StepSeries(NamedTuple):
@@ -89,12 +89,12 @@ def attempts_of(lines: Sequence[Mapping[str, Any]], *, live: bool) -> list[Attem
     """Return the rows of attempts.jsonl. live: True if the run is still running; otherwise an
     attempt recorded as running was cut off together with its launcher."""
     found: list[AttemptRow] = []
-    for place, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, 1):
         hosts, step = line.get("hosts"), line.get("step", line.get("steps", ""))
         cut_off = line.get("outcome") == "running" and not live
         found.append(
             AttemptRow(
-                str(line.get("attempt", place)), _moment(line.get("started")), _moment(line.get("ended")),
+                str(line.get("attempt", number)), _moment(line.get("started")), _moment(line.get("ended")),
                 "cut off" if cut_off else str(line.get("outcome") or ""), str(line.get("cause") or ""),
                 ", ".join(map(str, hosts)) if isinstance(hosts, list) else str(hosts or ""),
                 NEVER if _number(step) == -1 else str(step),
@@ -223,7 +223,7 @@ def _of_all(rollup: pl.DataFrame) -> Exposure | None:
 def _whats(spans: pl.DataFrame, rollup: pl.DataFrame, lanes: int) -> tuple[OpSeconds, ...]:
     own = spans.group_by(GROUP_COLUMNS).agg(seconds=LENGTH.sum() / lanes)
     every = max(1, rollup.select(RANK_STEP).n_unique())
-    told = rollup.filter(pl.col("kind").is_in(KINDS)).with_columns(
+    told = rollup.filter(pl.col("kind").is_in(SERIES_KINDS)).with_columns(
         site=pl.when(pl.col("site") == "").then(pl.col("kind")).otherwise("site")  # as for spans without a site
     )
     all_of_them = told.group_by(GROUP_COLUMNS).agg(all_steps=pl.sum("seconds") / every)

@@ -48,7 +48,7 @@ def pools_of(topology: Topology, wanted: NodeFilter) -> tuple[Pool, ...]:
     """Return the usable nodes of each minipod as pools of interchangeable nodes. Raises
     PlacementError if the topology lacks a name in ``avoid``."""
     switches = [switch.name for switch in topology.switches]
-    if unknown := sorted(wanted.avoid - set(switches) - topology.places.keys()):
+    if unknown := sorted(wanted.avoid - set(switches) - topology.node_index.keys()):
         raise PlacementError(f"The topology has neither a node nor a switch called {', '.join(unknown[:5])}.")
     shunned = _below(topology, wanted.avoid)
     pools: list[Pool] = []

@@ -396,7 +396,7 @@ class Planner:
                 row = dict(point) | {name: value for name, value in other if value != own[name]}
                 if not self.framework or self.framework.feasible(StrategyTable.of([row]))[0]:
                     tried, rows = [*tried, move], [*rows, row]
-        points, kinds = StrategyTable.of(rows), asdict(candidate.memory.fullest.place.memory)
+        points, kinds = StrategyTable.of(rows), asdict(candidate.memory.fullest.estimate.memory)
         held, seconds = (
             self.closed_memory(candidate.job, points).total,
             self.closed_seconds(candidate.job, points).total,

@@ -143,9 +143,9 @@ def _lowered(name: str, shape: Shape, edges: tuple[Edge, ...]) -> Schedule:
 
 
 def _check_fits(schedule: Schedule, layout: Layout, workload: Workload) -> None:
-    places, count = len(layout.degrees), workload.num_micro_batches
-    if len(schedule.ranks) != places:
-        problem = f"{schedule.name} is for pp = {len(schedule.ranks)}, but the job has pp = {places}"
+    pp, count = len(layout.degrees), workload.num_micro_batches
+    if len(schedule.ranks) != pp:
+        problem = f"{schedule.name} is for pp = {len(schedule.ranks)}, but the job has pp = {pp}"
         raise JobError(problem, key="strategy.schedule", changes=[{"strategy.pp": len(schedule.ranks)}])
     if schedule.num_micro_batches != count:
         raise JobError(

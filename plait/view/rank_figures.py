@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from plait.core.base.text import seconds_text
-from plait.diagnose.measured.recording import WORDS, place_of
+from plait.diagnose.measured.recording import WORDS, rank_phrase
 from plait.diagnose.rank_map import STATES, Heat, HeatColumn, Pooled, RankState, edges
 from plait.diagnose.verdicts.outliers import MINIMUM
 from plait.view.words import FONT, LEGEND_ABOVE, STATE_COLOURS, layout, packed, plain
@@ -190,10 +190,10 @@ def cell_text(heat: Heat, shown: Pooled, grid: pl.DataFrame, cursor: tuple[int, 
     rank = int(shown.rank[cell, column])
     seconds, excess = float(shown.seconds[cell, column]), float(shown.excess[cell, column])
     if not np.isfinite(seconds):
-        return f"{place_of(grid, rank)}: no {of}"
+        return f"{rank_phrase(grid, rank)}: no {of}"
     beyond = f", {seconds_text(excess, signed=True)} against its peers" if np.isfinite(excess) else ""
     most = f"; of {shown.size} ranks the one furthest above its peers" if shown.size > 1 else ""
-    return f"{place_of(grid, rank)}, {of}: {seconds_text(seconds)}{beyond}{most}"
+    return f"{rank_phrase(grid, rank)}, {of}: {seconds_text(seconds)}{beyond}{most}"
 
 
 STANDS_OUT = ("named", "crashed", "stopped", "silent", "slow")
@@ -215,27 +215,27 @@ FLOW = "#0f766e"
 """Colour of arrows along axes."""
 DRAWN_AS_POINTS = 2000
 """Number of ranks above which the browser draws points with its GPU (WebGL)."""
-Place = tuple[int, int, int]
+Coordinates = tuple[int, int, int]
 
 
 def is_flat(grid: pl.DataFrame) -> bool:
     """True if ranks differ on two axes at most."""
-    return len(_varying(_places(grid))) < 3
+    return len(_varying(_coordinates(grid))) < 3
 
 
 def grid_figure(rank_states: Sequence[RankState], grid: pl.DataFrame) -> dict[str, Any]:
     """Return the grid of ranks as a plotly figure: a point for each rank, and a line from each rank
     to those that it waits for. The three-dimensional figure also shows the data that travels along
     each axis."""
-    at = _places(grid)
+    at = _coordinates(grid)
     varying = _varying(at)
     flat = len(varying) < 3
     axes = sorted((DP, TP, PP), key=lambda axis: axis not in varying)[:2] if flat else [TP, DP, PP]
     kind = "scatter3d" if not flat else "scattergl" if len(rank_states) > DRAWN_AS_POINTS else "scatter"
 
-    def along(places: Sequence[Place | None]) -> dict[str, list[int | None]]:
+    def along(points: Sequence[Coordinates | None]) -> dict[str, list[int | None]]:
         return {
-            name: [None if place is None else place[axis] for place in places]
+            name: [None if point is None else point[axis] for point in points]
             for name, axis in zip("xyz", axes, strict=False)
         }
 
@@ -259,10 +259,10 @@ def grid_figure(rank_states: Sequence[RankState], grid: pl.DataFrame) -> dict[st
     return {"data": data, "layout": figure}
 
 
-def _arrows(at: dict[int, Place]) -> list[dict[str, Any]]:
+def _arrows(at: dict[int, Coordinates]) -> list[dict[str, Any]]:
     """Return plotly traces: a line along each axis, next to the grid, with its label and an
     arrowhead at each end. at: position of each rank."""
-    most = [max(place[axis] for place in at.values()) for axis in (TP, DP, PP)]
+    most = [max(point[axis] for point in at.values()) for axis in (TP, DP, PP)]
     found = list[dict[str, Any]]()
     for axis, what in FLOWS.items():
         along = (0, most[axis] / 2, most[axis])
@@ -281,15 +281,15 @@ def _arrows(at: dict[int, Place]) -> list[dict[str, Any]]:
     return found
 
 
-def _places(grid: pl.DataFrame) -> dict[int, Place]:
+def _coordinates(grid: pl.DataFrame) -> dict[int, Coordinates]:
     cp = int(grid["cp"].max() or 0) + 1  # type: ignore[arg-type]
     rows = grid.select("rank", "pp", "dp", "cp", "tp").iter_rows()
     return {rank: (tp, dp * cp + of_cp, pp) for rank, pp, dp, of_cp, tp in rows}
 
 
-def _varying(at: dict[int, Place]) -> list[int]:
+def _varying(at: dict[int, Coordinates]) -> list[int]:
     """Return the axes (0: tp, 1: dp, 2: pp) on which ranks differ. at: position of each rank."""
-    return [axis for axis in (TP, DP, PP) if len({place[axis] for place in at.values()}) > 1]
+    return [axis for axis in (TP, DP, PP) if len({point[axis] for point in at.values()}) > 1]
 
 
 def _points(state: str, own: Sequence[RankState], ranks: int, flat: bool) -> dict[str, Any]:
@@ -308,8 +308,10 @@ def _points(state: str, own: Sequence[RankState], ranks: int, flat: bool) -> dic
     }  # fmt: skip
 
 
-def _flat(axes: Sequence[int], varying: Sequence[int], titles: dict[int, str], at: dict[int, Place]) -> dict[str, Any]:
-    across, down = (1 + max((place[axis] for place in at.values()), default=0) for axis in axes)
+def _flat(
+    axes: Sequence[int], varying: Sequence[int], titles: dict[int, str], at: dict[int, Coordinates]
+) -> dict[str, Any]:
+    across, down = (1 + max((point[axis] for point in at.values()), default=0) for axis in axes)
     one_row = axes[1] not in varying
     figure = layout(
         height=130 + ROW * min(down, MOST_ROWS), uirevision="grid",
@@ -324,10 +326,10 @@ def _flat(axes: Sequence[int], varying: Sequence[int], titles: dict[int, str], a
     return figure
 
 
-def _deep(titles: dict[int, str], at: dict[int, Place], pointed: Sequence[int]) -> dict[str, Any]:
+def _deep(titles: dict[int, str], at: dict[int, Coordinates], pointed: Sequence[int]) -> dict[str, Any]:
     """Return the layout of the three-dimensional figure. pointed: ranks with labels next to their
     points, since a point's own text would be inside it."""
-    most = [1 + max(place[axis] for place in at.values()) for axis in (TP, DP, PP)]
+    most = [1 + max(point[axis] for point in at.values()) for axis in (TP, DP, PP)]
     scene = {
         **{
             f"{name}axis": {"title": {"text": titles[axis]}, "zeroline": False, **_whole(most[axis])}

@@ -29,7 +29,7 @@ from plait.core.job.plan import Plan
 from plait.core.runs.evidence import Evidence, Verdict
 from plait.diagnose.measured.dependencies import Alignment, aligned
 from plait.diagnose.measured.reading import RecordedRun, glance, read_run
-from plait.diagnose.measured.recording import Recording, grid_of, place_of
+from plait.diagnose.measured.recording import Recording, grid_of, rank_phrase
 from plait.diagnose.measured.tables import RunTotals
 from plait.diagnose.rank_map import Heat, RankState, Statistic, by_segment, heat_of_segments, heat_of_steps, rank_states
 from plait.diagnose.report import Report
@@ -102,7 +102,8 @@ class Snapshot:
         return [
             (
                 one.rank,
-                f"{place_of(self.grid, one.rank)}: {one.share:+.1%}, {seconds_text(one.seconds, signed=True)} of a step"
+                f"{rank_phrase(self.grid, one.rank)}: {one.share:+.1%}, "
+                + f"{seconds_text(one.seconds, signed=True)} of a step"
                 + (f" since step {one.since + 1}" if one.since is not None else "")
                 + (f", {named[one.rank]}" if one.rank in named else ""),
             )

@@ -190,8 +190,8 @@ def window(
         )
         bars = pl.concat([long, merged.select(bars.columns)])
     order = pl.col("rank").replace_strict({rank: n for n, rank in enumerate(ranks)}, default=len(ranks))
-    place = pl.col("lane").replace_strict({lane: n for n, lane in enumerate(LANES)}, default=len(LANES))
-    return SpanWindow(bars.sort(order, place, "start"), begin, end, single)
+    position = pl.col("lane").replace_strict({lane: n for n, lane in enumerate(LANES)}, default=len(LANES))
+    return SpanWindow(bars.sort(order, position, "start"), begin, end, single)
 
 
 def together(grid: pl.DataFrame, rank: int, group: Group, most: int = 32) -> list[int]:
@@ -221,9 +221,9 @@ def shifted(spans: pl.DataFrame, offsets: dict[int, float]) -> pl.DataFrame:
 
 
 RUNS = ("#2f6db3", "#e08a2e", "#3a9a6a", "#b8425c", "#7a6a50", "#8a5cb8")
-POINTS, KINDS = 2000, 12
-"""POINTS: largest number of points of a line. KINDS: largest number of kinds of ops in the
-comparison with the prediction."""
+MOST_POINTS, MOST_KINDS = 2000, 12
+"""MOST_POINTS: largest number of points of a line. MOST_KINDS: largest number of kinds of ops in
+the comparison with the prediction."""
 PANELS: Sequence[Mapping[str, str]] = (
     {"seconds": "s of a step"}, {"loss": "loss", "eval_loss": "loss"}, {"tokens_per_second": "tokens/s"},
     {"mfu": "MFU", "hidden": "hidden"}, {"norm": "norm"},
@@ -239,10 +239,10 @@ def thinned(series: StepSeries) -> tuple[list[int], list[float]]:
     """Return (steps, values) of a quantity, at most ``POINTS``: the least and the largest of each
     part of a long line, so that peaks stay."""
     steps, values = np.array(series.steps), np.array(series.values)
-    if steps.size <= POINTS:
+    if steps.size <= MOST_POINTS:
         return steps.tolist(), values.tolist()
     kept: set[int] = {0, steps.size - 1}
-    for part in np.array_split(np.arange(steps.size), POINTS // 2 - 1):
+    for part in np.array_split(np.arange(steps.size), MOST_POINTS // 2 - 1):
         kept |= {int(part[values[part].argmin()]), int(part[values[part].argmax()])}
     at = sorted(kept)
     return steps[at].tolist(), values[at].tolist()
@@ -343,7 +343,7 @@ def prediction_figure(prediction: Prediction | None) -> dict[str, Any]:
     plotly figure; without a prediction, the reason."""
     if prediction is None or not prediction.rows:
         return nothing("The run has no plan with measured costs, or nothing that it predicts was recorded.")
-    rows = list(prediction.rows[:KINDS])[::-1]
+    rows = list(prediction.rows[:MOST_KINDS])[::-1]
     names = [plain(" ".join(part for part in (row.kind, row.where, row.direction) if part)) for row in rows]
     data = [
         {

@@ -13,7 +13,7 @@ from plait.core.base.text import seconds_text
 from plait.core.record.timeline import SpanKey
 from plait.diagnose.measured.compare import UNMEASURED
 from plait.diagnose.measured.dependencies import Dependency, SpanDependencies, dependencies_of, is_span
-from plait.diagnose.measured.recording import AFTER, Recording, place_of
+from plait.diagnose.measured.recording import AFTER, Recording, rank_phrase
 from plait.view.layout import WITH, is_number, on, point_of
 from plait.view.store import Snapshot
 from plait.view.time_figures import SpanWindow, shifted, timeline_figure, together, window
@@ -282,7 +282,7 @@ def span_text(shown: ShownStep, recording: Recording) -> str:
     size = f", {one['bytes']:,} bytes" if one["bytes"] else ""
     group = f", {one['axis']} group of rank {one['group']}" if one["axis"] and one["group"] else ""
     return (
-        f"{place_of(recording.grid, one['rank'])}, step {one['step'] + 1}: {one['kind']} {one['name']}, "
+        f"{rank_phrase(recording.grid, one['rank'])}, step {one['step'] + 1}: {one['kind']} {one['name']}, "
         f"{seconds_text(one['end'] - one['start'])}, from {seconds_text(one['start'] - shown.origin)} on{group}{size}"
     )
 
@@ -316,7 +316,7 @@ def link_text(link: Dependency, shown: ShownStep, recording: Recording) -> str:
     last = f", LAST to come, {seconds_text(link.late)} after the first" if link.last else ""
     axis = f"{link.axis}: " if link.axis else ""
     return (
-        f"{axis}{place_of(recording.grid, link.key.rank)}: {link.key.kind} {link.key.name} ({WHY[link.why]}{last}), "
+        f"{axis}{rank_phrase(recording.grid, link.key.rank)}: {link.key.kind} {link.key.name} ({WHY[link.why]}{last}), "
         f"{seconds_text(link.start - shown.origin)} to {seconds_text(link.end - shown.origin)}"
     )
 

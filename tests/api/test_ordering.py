@@ -32,7 +32,7 @@ def test_the_order_is_the_best_there_is_on_the_nodes_that_were_granted(seed: int
     tree = a_tree([drawn.randint(1, 5) for _ in range(drawn.randint(2, 4))] + [dp * pp])
     hosts = drawn.sample([node.name for node in tree.nodes], dp * pp)
     plan = a_plan(dp, pp, drawn.choice([0.0, 0.3, 0.5, 0.9, 1.0]))
-    busy = {name: NodeState(status=drawn.choice(["busy", "free", "down"])) for name in tree.places}
+    busy = {name: NodeState(status=drawn.choice(["busy", "free", "down"])) for name in tree.node_index}
     found = order_nodes(plan, tree.with_states(busy), GrantedNodes(tuple(hosts), dp * pp, 1))
     assert sorted(found.granted.hosts) == sorted(hosts)
     assert found.granted.score == pytest.approx(least_score(plan, tree, hosts))

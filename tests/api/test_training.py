@@ -89,7 +89,7 @@ def test_a_dry_run_for_another_cluster_has_the_memory_that_its_plan_has(job: Pat
     memory = planner.predict(found.job).memory
     assert found.memory.device_report and found.memory.available_here is None
     assert found.memory.device_report.to_dict() == memory.to_dict()
-    assert found.estimate.most.memory == memory.fullest.place.memory, "the table's rows are of the same kernels"
+    assert found.estimate.most.memory == memory.fullest.estimate.memory, "the table's rows are of the same kernels"
     values = found.to_dict()
     assert values["fits"] is memory.fits and values["available"]["fullest"] == memory.fullest.total
     assert memory.summary in found.text(200)

@@ -33,9 +33,9 @@ def planned(**strategy: Any) -> Plan:
 def spans(**strategy: Any) -> pl.DataFrame:
     """Of one step of all ranks, as it is simulated."""
     plan = planned(**strategy)
-    places = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}
+    pp_rank_of = {op.stage: pp_rank for pp_rank, ops in enumerate(plan.schedule.ranks) for op in ops}
     table = table_of(simulate_plan(plan).timeline((1,), None))
-    return with_axes(table, grid_of(plan.layout), plan.shardings, places)
+    return with_axes(table, grid_of(plan.layout), plan.shardings, pp_rank_of)
 
 
 def meetings(found: pl.DataFrame, axis: str) -> set[int]:
@@ -52,7 +52,7 @@ def meetings(found: pl.DataFrame, axis: str) -> set[int]:
 def test_stages_of_other_degrees_meet_as_places(strategy: dict[str, Any]) -> None:
     found = spans(**strategy)
     between = found.filter(axis="pp")
-    assert set(between["group"].drop_nulls()) >= {"place 0>1", "place 1>0"}
+    assert set(between["group"].drop_nulls()) >= {"stage 0>1", "stage 1>0"}
     assert meetings(found, "tp") <= {2}
 
 

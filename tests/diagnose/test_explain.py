@@ -55,7 +55,7 @@ def test_steps_are_counted_from_one_for_programs(seen: Recording) -> None:
     assert (one["ranks"], one["hosts"], one["since"], one["until"]) == ([5], [], 11, 30)
     assert one["cost_seconds_per_step"] == report.costs[0] and one["what"] == "slow processor"
     spread = report.verdicts.spread
-    assert told["nearest"] == {"rank": spread.unit, "z": spread.z, "named_from": spread.named_from,
+    assert told["nearest"] == {"rank": spread.peer, "z": spread.z, "named_from": spread.named_from,
                                "by": report.verdicts.nearest_by}  # fmt: skip
     latest = told["lateness"][0]
     assert latest == {"rank": 5, "share": one["effect"], "seconds": one["seconds"], "since": one["since"]}

@@ -49,9 +49,11 @@ def traffic(part: RankPart, wires: dict[str, CountedWire], *, micro: int, count:
     everything. micro: sequences of a micro-batch, count: of micro-batches."""
     want: Counter[str] = Counter()
     own = part.plan.rows_of(part.rank, micro)
-    place = PipelineRank(part.plan, part.groups.place)
+    pipeline_rank = PipelineRank(part.plan, part.groups.pp_rank)
     for stage in part.models.stages:
-        want.update(micro_batch_bytes(place.traffic(place.stage_index[stage.stage.index], own.stop - own.start)))
+        want.update(
+            micro_batch_bytes(pipeline_rank.traffic(pipeline_rank.stage_index[stage.stage.index], own.stop - own.start))
+        )
     errors: dict[str, float] = {}
     for axis, wire in wires.items():
         planned = count * want[axis]

@@ -150,8 +150,8 @@ class Pipeline:
     @property
     def plan(self) -> Plan:
         """Equal on every rank, each of which is a host of its own."""
-        name, places, count = self.schedule, len(self.degrees), BATCH // MICRO
-        shape = planned_shape(name, places, count, 2)
+        name, pp, count = self.schedule, len(self.degrees), BATCH // MICRO
+        shape = planned_shape(name, pp, count, 2)
         workload = Workload(micro_batch=MICRO, num_micro_batches=count, sequence=SEQUENCE, precision="fp64")
         step = Step.of(
             self.spec, workload, self.strategy, Layout(tuple(self.degrees), self.strategy.cp), generate(name, shape),
@@ -222,7 +222,7 @@ def lists(rank: int, planned: Plan, costs: SegmentCosts | None = None) -> tuple[
             for stage, executor in pipeline.executors.items():
                 for phase, programme in executor.programmes.items():
                     found.append(f"{stage}{phase}: " + " ".join(f"{one.verb}:{one.op}" for one, _ in programme))
-        return part.groups.place, found
+        return part.groups.pp_rank, found
 
 
 def sizes_of(planned: Plan) -> Sizes:
@@ -291,7 +291,7 @@ def _errors(part: RankPart, wires: dict[str, CountedWire], want: Answer, sizes: 
         units = {unit: store.numel for unit, store in held.units.items()}
         planned = states_held(units, part.groups.sharding, itemsize=8).buffers
         # An order of several slices may put weight gradients off, and then more than two of a size are open.
-        fits = pool >= planned if part.plan.strategy_of(part.groups.place).p1 > 1 else pool == planned
+        fits = pool >= planned if part.plan.strategy_of(part.groups.pp_rank).p1 > 1 else pool == planned
         errors[f"buffers of {pool} bytes, {planned} by the formula"] = 0.0 if fits else float("inf")
         errors["buffers allocated after the first step"] = 0.0 if part.shards.pool == pool else float("inf")
         for axis, count in planned_bytes(part, count=sizes.count).items():
@@ -321,7 +321,7 @@ def _evaluated(part: RankPart, want: float, sizes: Sizes, errors: dict[str, floa
     return sent + sent
 
 
-def measured_slack(rank: int, spec: ModelSpec, places: int, slow: int) -> list[int]:
+def measured_slack(rank: int, spec: ModelSpec, pp: int, slow: int) -> list[int]:
     """Micro-batches alive by stage under the schedule that is chosen where one boundary takes far
     longer than all computation."""
     send = LaneCourier.send
@@ -331,7 +331,7 @@ def measured_slack(rank: int, spec: ModelSpec, places: int, slow: int) -> list[i
             time.sleep(0.1)
         return send(courier, transfer, tensors)
 
-    planned = Pipeline(spec, [(1, 1)] * places, "slack-1f1b").plan
+    planned = Pipeline(spec, [(1, 1)] * pp, "slack-1f1b").plan
     with opened(rank, planned, recorder=Recorder(DEVICE)) as part, mock.patch.object(LaneCourier, "send", slowly):
         refined = refine(planned, measure(part, Sizes().step(part, 0), 1))
         return list(peak_activations(refined.schedule).values())

@@ -205,17 +205,17 @@ def fullest(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def test_memory_and_bytes_are_what_a_run_allocates_and_sends(pool: Pool, name: str) -> None:
     values = (JOBS | MORE)[name]
     asked = Job.from_dict(values)
-    places = estimate(job_step(asked, vocab=1)).places
+    estimates = estimate(job_step(asked, vocab=1)).places
     for last_try in (False, True):  # collectives that end late, on a busy machine, keep longer what they send
         found = pool(asked.world_size).run(allocating.measured, values)
-        reals = [fullest(found[place.ranks[0] : place.ranks[1] + 1]) for place in places]
-        told = [place.memory.activations for place in places]
+        reals = [fullest(found[each.ranks[0] : each.ranks[1] + 1]) for each in estimates]
+        told = [each.memory.activations for each in estimates]
         if last_try or told == pytest.approx([one["memory"]["activations"] for one in reals], rel=TOLERANCE, abs=0):
             break
-    for place, real in zip(places, reals, strict=True):
+    for each, real in zip(estimates, reals, strict=True):
         for kind, size in real["memory"].items():
             tolerance = TOLERANCE if kind == "activations" else 0
-            assert getattr(place.memory, kind) == pytest.approx(size, rel=tolerance, abs=0), kind
+            assert getattr(each.memory, kind) == pytest.approx(size, rel=tolerance, abs=0), kind
         rows = real["sent"].pop("rows")  # depend on the tokens
-        assert rows <= place.sent.get("rows", 0)
-        assert {axis: place.sent.get(axis, 0) for axis in real["sent"]} == real["sent"]
+        assert rows <= each.sent.get("rows", 0)
+        assert {axis: each.sent.get(axis, 0) for axis in real["sent"]} == real["sent"]

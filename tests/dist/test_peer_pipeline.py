@@ -21,7 +21,7 @@ from torch.distributed.pipelining import (
 from plait.core.model.families import huggingface_config
 from plait.core.model.spec import ModelSpec
 from plait.core.step.schedules import planned_shape
-from plait.train.checkpoint.weight_files import place
+from plait.train.checkpoint.weight_files import stored_piece
 from plait.train.engine.feed import micro_batches
 from tests.dist.equality import SEED, SEQUENCE, Pool, relative_error, worst
 from tests.dist.pipelining import BATCH, MICRO, Pipeline, opened
@@ -66,7 +66,7 @@ class Stage(nn.Module):
         return x if self.norm is None or self.head is None else self.head(self.norm(x))
 
 
-def worst_error(rank: int, spec: ModelSpec, name: str, places: int) -> tuple[float, str]:
+def worst_error(rank: int, spec: ModelSpec, name: str, pp: int) -> tuple[float, str]:
     """The largest relative difference between our gradients (and loss) and the peer's, of what this
     rank holds."""
     torch.manual_seed(SEED)
@@ -77,10 +77,10 @@ def worst_error(rank: int, spec: ModelSpec, name: str, places: int) -> tuple[flo
         for parameter in whole.parameters():  # biases and norms are trivial at first
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.05)
     tokens, targets = (torch.randint(0, spec.vocab, (BATCH, SEQUENCE), generator=generator) for _ in range(2))
-    loss = _peer(rank, whole, spec, name, places, tokens, targets)
+    loss = _peer(rank, whole, spec, name, pp, tokens, targets)
     named = {key.removeprefix(PREFIX[spec.family]): parameter for key, parameter in whole.named_parameters()}
 
-    with opened(rank, Pipeline(spec, [(1, 1)] * places, name).plan) as part:
+    with opened(rank, Pipeline(spec, [(1, 1)] * pp, name).plan) as part:
         with torch.no_grad():
             for piece in part.models.pieces:
                 piece.view(part.models.named[piece.parameter]).copy_(_cut(spec, piece, named, gradient=False))
@@ -100,13 +100,13 @@ def test_pipelines_agree_with_torch(pool: Pool, model: str, name: str) -> None:
         assert error < TOLERANCE[model], f"{what} is off by {error:.1e}"
 
 
-def _peer(rank: int, whole: Any, spec: ModelSpec, name: str, places: int, tokens: Tensor, targets: Tensor) -> float:
+def _peer(rank: int, whole: Any, spec: ModelSpec, name: str, pp: int, tokens: Tensor, targets: Tensor) -> float:
     """A step of torch's schedule on this rank's stages of ``whole``; the mean loss where the head
     is, else
     0."""
-    chunks = planned_shape(name, places, 1, 2).chunks
-    count = places * chunks
-    held = {"zb-v": [rank, count - 1 - rank], "interleaved": [rank + places * chunk for chunk in range(chunks)]}.get(
+    chunks = planned_shape(name, pp, 1, 2).chunks
+    count = pp * chunks
+    held = {"zb-v": [rank, count - 1 - rank], "interleaved": [rank + pp * chunk for chunk in range(chunks)]}.get(
         name, [rank]
     )
     between = torch.zeros(MICRO, SEQUENCE, spec.hidden, dtype=torch.float64, requires_grad=True)
@@ -134,7 +134,7 @@ def _peer(rank: int, whole: Any, spec: ModelSpec, name: str, places: int, tokens
 
 
 def _cut(spec: ModelSpec, piece: Any, named: dict[str, nn.Parameter], *, gradient: bool) -> Tensor:
-    at = place(spec, piece)
+    at = stored_piece(spec, piece)
     value = named[at.name].grad if gradient else named[at.name].detach()
     assert value is not None, f"{at.name} has no gradient on this rank"
     value = value[at.ranges(piece)]

@@ -254,7 +254,7 @@ def _straggler(run: Run, right: Callable[[Straggler], bool]) -> tuple[bool, str]
     told = [f"{one.what} {one.ranks} {one.effect:+.0%} z {one.z:.1f}" for one in found.stragglers]
     spread = found.verdicts.spread
     return [right(one) for one in found.stragglers] == [True], "; ".join(told) or (
-        f"nobody: rank {spread.unit} {spread.effect:+.1%} z {spread.z:.1f} of {spread.named_from:.1f}"
+        f"nobody: rank {spread.peer} {spread.effect:+.1%} z {spread.z:.1f} of {spread.named_from:.1f}"
     )
 
 

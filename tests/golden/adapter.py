@@ -84,8 +84,8 @@ def _lists(plan: Plan, on: Cluster | None) -> Values:
     """The list of every kind of stage and phase, by pipeline rank, stage and phase."""
     simulation = simulate_plan(plan, on).simulation
     found = Values()
-    for own, lists in zip(simulation.places, simulation.lists, strict=True):
-        if lists.place is own:  # others of its kind run the same
+    for own, lists in zip(simulation.pipeline_ranks, simulation.lists, strict=True):
+        if lists.pipeline_rank is own:  # others of its kind run the same
             for at, phase in own.phases:
                 listed = " ".join(map(str, lists.listed(at, phase)))
                 found[f"pipeline rank {own.index}, stage {at}, {phase}"] = listed
@@ -111,7 +111,7 @@ def _simulated(plan: Plan, on: Cluster | None) -> Values:
     found = simulate_plan(plan, on)
     firsts = [mesh.ranks[0] for mesh in plan.layout.meshes]
     return {
-        "seconds": {"step": found.seconds, "exposed": found.exposed, "places": [dict(one) for one in found.places]},
+        "seconds": {"step": found.seconds, "exposed": found.exposed, "places": [dict(one) for one in found.pp_ranks]},
         "timeline": _spans(found.timeline(ranks=firsts)),
     }
 

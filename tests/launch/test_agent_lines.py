@@ -19,7 +19,7 @@ from plait.core.topology.rank_table import RankTable
 from plait.launch.local import agents as agents_of
 from plait.launch.local.agents import Agent, Agents, RemoteProcess, Rendezvous
 from plait.launch.local.door import (
-    KINDS,
+    MESSAGE_TYPES,
     AgentMessage,
     Alive,
     Begin,
@@ -54,7 +54,7 @@ class Launcher:
         host, port = where.split(":")
         assert word
         end = self.held.enter_context(socket.create_connection((host, int(port))))
-        line = MessageLine[AgentMessage](end, KINDS)
+        line = MessageLine[AgentMessage](end, MESSAGE_TYPES)
         line.send(message)
         return line
 
@@ -185,10 +185,10 @@ def test_of_many_hosts_that_do_not_come_five_are_named(tmp_path: Path) -> None:
 def line() -> Iterator[tuple[Agent, MessageLine[AgentMessage]]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        one = Agent(MessageLine(ours, KINDS), Hello("sesame", "left", 0, 1))
+        one = Agent(MessageLine(ours, MESSAGE_TYPES), Hello("sesame", "left", 0, 1))
         for rank in range(2):
             one.ranks[rank] = RemoteProcess(rank, one.line)
-        yield one, MessageLine(theirs, KINDS)
+        yield one, MessageLine(theirs, MESSAGE_TYPES)
 
 
 def test_what_an_agent_tells_of_its_ranks_is_taken_once(line: tuple[Agent, MessageLine[AgentMessage]]) -> None:

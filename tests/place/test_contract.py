@@ -82,7 +82,7 @@ def test_unknown_methods_and_weights() -> None:
     with pytest.raises(PlacementError, match="no weight"):
         Problem.plain(1, 1, [1], alpha=1.5)
     with pytest.raises(PlacementError, match="no scheduling unit"):
-        Problem.plain(1, 1, [1], unit="tp")
+        Problem.plain(1, 1, [1], keep_together="tp")
 
 
 def test_a_node_in_two_pools_is_refused() -> None:

@@ -59,7 +59,7 @@ def test_it_stays_short_and_narrow_and_loses_no_node(nodes: int, minipods: int) 
 def test_leaves_are_shown_while_all_rows_fit(minipods: int, deep: bool) -> None:
     """Each minipod has two leaves that are unlike: 1 + 3 * 13 rows are forty."""
     tree = generate(MinipodSizes(minipods=minipods, nodes=4 * minipods, leaf_nodes=2))
-    names = list(tree.places)
+    names = list(tree.node_index)
     states = {name: NodeState(status="busy") for at, name in enumerate(names) if at % 4 == 0 or at % 8 == 1}
     rows = outline(tree.with_states(states))
     assert any("leaf" in row.label for row in rows) == deep
@@ -97,7 +97,7 @@ def test_down_nodes_by_reason() -> None:
 
 def test_minipods_of_one_shape_share_a_row_and_show_the_fewest_and_the_most() -> None:
     tree = generate(MinipodSizes(minipods=60, nodes=240, leaf_nodes=4))
-    names = list(tree.places)
+    names = list(tree.node_index)
     busy = {names[4 * pod + at]: NodeState(status="busy") for pod in range(60) for at in range(1 + pod % 3)}
     rows = outline(tree.with_states(busy))
     assert [row.count for row in rows] == [1, 60]
@@ -117,7 +117,7 @@ def test_spread_counts_minipods() -> None:
 @pytest.mark.system
 def test_a_picture_has_the_groups_colours_and_tells_their_spread(tmp_path: Path) -> None:
     tree = generate(MinipodSizes(minipods=3, nodes=12, leaf_nodes=2), busy=0.2)
-    groups = {name: f"pp{place % 3}" for place, name in enumerate(tree.places)}
+    groups = {name: f"pp{place % 3}" for place, name in enumerate(tree.node_index)}
     file = tmp_path / "tree.svg"
     draw_topology(tree, file, groups=groups, title="a < b")
     text = file.read_text()

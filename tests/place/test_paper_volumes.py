@@ -7,7 +7,7 @@ import pytest
 from benchmarks.baselines.volumes import PaperJob
 from plait.core.job.spec import Job
 from plait.plan.make import job_step
-from plait.plan.search.volumes import place_volume
+from plait.plan.search.volumes import pp_rank_volume
 
 BYTES = 2
 """Of an element in half precision."""
@@ -43,7 +43,7 @@ def test_the_planner_counts_the_same_parameters_and_activations(pp: int) -> None
         vocab=vocab, sequence=sequence, hidden=hidden, layers=layers, global_batch=batch, micro_batch=4, dp=dp, pp=pp
     )
     step = job_step(job, vocab)
-    first, middle = place_volume(step, 0), place_volume(step, 1)
+    first, middle = pp_rank_volume(step, 0), pp_rank_volume(step, 1)
     assert first.dp / step.workload.master == pytest.approx(paper.dp_volume, rel=0.01)
     edges = 1 if pp == 2 else 2  # a stage in the middle hands activations on, and gradients back
     sent = middle.pp / step.workload.itemsize / paper.micro_batches

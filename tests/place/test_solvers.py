@@ -42,15 +42,15 @@ def test_the_program_reaches_its_closed_form(free: list[int], alpha: float) -> N
 def test_the_program_keeps_units_together_and_is_never_better_than_the_default(
     free: list[int], alpha: float, unit: str
 ) -> None:
-    problem = Problem.plain(6, 2, free, alpha=alpha, unit=unit)
-    own, program = place(replace(problem, unit="both")), place(problem, "program")
+    problem = Problem.plain(6, 2, free, alpha=alpha, keep_together=unit)
+    own, program = place(replace(problem, keep_together="both")), place(problem, "program")
     assert program.score >= own.score - 1e-9 >= program.bound - 2e-9
     if alpha in (0.0, 1.0):
         assert program.score == pytest.approx(own.score), "all weight on the units: both are optimal"
 
 
 def test_units_of_columns() -> None:
-    problem = Problem.plain(4, 3, [4, 4, 4, 4], alpha=0.9, unit="dp")
+    problem = Problem.plain(4, 3, [4, 4, 4, 4], alpha=0.9, keep_together="dp")
     spread = spread_of(problem, mip(problem).cells)
     assert spread.columns == 1
 

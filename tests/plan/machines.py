@@ -85,18 +85,18 @@ class Given(PlanPrices):
     wire: dict[str, float] = field(default_factory=dict[str, float])
     unit: float = 0.0
 
-    def costs(self, place: int) -> SegmentCosts:
+    def costs(self, pp_rank: int) -> SegmentCosts:
         compute = {
-            "attn.F": self.forward[place],
-            "attn.D": self.input_gradient[place],
-            "attn.W": self.weight_gradient[place],
+            "attn.F": self.forward[pp_rank],
+            "attn.D": self.input_gradient[pp_rank],
+            "attn.W": self.weight_gradient[pp_rank],
         }
         return SegmentCosts(compute, self.wire)
 
-    def cost_class(self, place: int) -> object:
-        return self.forward[place], self.input_gradient[place], self.weight_gradient[place]
+    def cost_class(self, pp_rank: int) -> object:
+        return self.forward[pp_rank], self.input_gradient[pp_rank], self.weight_gradient[pp_rank]
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, pp_rank: int | None = None) -> float:
         return self.unit
 
     def update(self, numbers: int) -> float:

@@ -235,7 +235,7 @@ def test_shares_of_a_peak_are_of_all_ranks() -> None:
     assert again.seconds != found.seconds
     assert one.simulated(small, plan).seconds == found.seconds
     assert found.to_dict()["micro_batch_size"] == small.train.micro_batch_size
-    assert found.to_dict()["memory"][0]["total"] == found.memory.places[0].total
+    assert found.to_dict()["memory"][0]["total"] == found.memory.pp_ranks[0].total
 
 
 def test_where_running_side_by_side_costs_more_than_it_hides_sharding_hides_less() -> None:

@@ -102,17 +102,17 @@ def test_a_file_that_is_called_like_a_generator_is_what_is_planned(tmp_path: Pat
 def test_boundaries_that_are_alike_have_the_plan_that_each_would_have(
     each: int, degrees: tuple[tuple[int, int], ...]
 ) -> None:
-    hosts, places = Hosts(ranks_per_host=each, rate=1e9), len(degrees)
-    model = ModelSpec(family="gpt", num_layers=places, hidden=8, num_heads=4, vocab=9, max_sequence=16)
+    hosts, pp = Hosts(ranks_per_host=each, rate=1e9), len(degrees)
+    model = ModelSpec(family="gpt", num_layers=pp, hidden=8, num_heads=4, vocab=9, max_sequence=16)
     workload = Workload(micro_batch=4, num_micro_batches=3, sequence=16)
-    schedule = generate("1f1b", Shape(ranks=places, micro_batches=3))
+    schedule = generate("1f1b", Shape(ranks=pp, micro_batches=3))
     plan = assemble_plan(Step.of(model, workload, Strategy(), Layout(degrees), schedule), hosts)
     fabric = Fabric(hosts=hosts.of(plan.layout.world_size), rate=1e9)
     for named in plan.reshards[False].values():
         for one in named.values():
             assert one == plan_reshard(Reshard(one.source, one.destination, one.shape, one.itemsize), fabric)
     ranks = {(min(one["h"].source.ranks), min(one["h"].destination.ranks)) for one in plan.reshards[False].values()}
-    assert len(ranks) == 2 * (places - 1)
+    assert len(ranks) == 2 * (pp - 1)
 
 
 def job_of(degrees: Any = 1, tp: Any = 2, batch: int = 16, **strategy: Any) -> Job:

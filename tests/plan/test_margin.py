@@ -18,7 +18,7 @@ from plait.core.job.spec import Job
 from plait.core.step.memory.closed_memory import step_memory
 from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.answer import Planner
-from plait.plan.explain.memory_report import MemoryReport, PlaceMemory, percent
+from plait.plan.explain.memory_report import DeviceMemory, MemoryReport, percent
 from plait.plan.search.candidate import Answer
 from plait.plan.search.needs import Needs, memory_deviation
 from plait.plan.search.search import LONGER, SURELY, safest
@@ -76,9 +76,9 @@ def test_needs_are_memory_and_what_stays_free() -> None:
 def report(total: float, deviation: float, margin: Margin = NO_MARGIN) -> MemoryReport:
     """Of 80 GiB."""
     planner = Planner(job(), Cluster.preset("h100"), 32_000)
-    place = planner.predict(planner.job.changed(["strategy.dp=8"])).memory.places[0].place
-    beside = int(total * GIB) - place.memory.total
-    return MemoryReport((PlaceMemory(place, beside, deviation * GIB),), 80 * GIB, margin)
+    estimate = planner.predict(planner.job.changed(["strategy.dp=8"])).memory.pp_ranks[0].estimate
+    beside = int(total * GIB) - estimate.memory.total
+    return MemoryReport((DeviceMemory(estimate, beside, deviation * GIB),), 80 * GIB, margin)
 
 
 def test_a_report_says_how_sure_a_plan_is_to_fit() -> None:
@@ -110,7 +110,7 @@ def test_a_report_says_how_sure_a_plan_is_to_fit() -> None:
 
 def test_the_least_sure_place_counts() -> None:
     """Not the fullest, whose memory is known better."""
-    one = report(70, 1).places[0]
+    one = report(70, 1).pp_ranks[0]
     other = replace(one, overhead=one.overhead - 2 * GIB, deviation=20.0 * GIB)
     assert MemoryReport((one, other), 80 * GIB).likely == pytest.approx(NormalDist().cdf(12 / 20))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from plait.core.parallel.sharding import Sharding
 from plait.core.reshard.layouts import Box
 from plait.core.step.memory.memory_options import PLAIT
-from plait.core.step.memory.states import HeldStates, States, states_of_place, unit_counts
+from plait.core.step.memory.states import HeldStates, States, states_of_pp_rank, unit_counts
 from plait.core.step.traffic import Unit
 from plait.train.model.pieces import Piece
 from plait.train.model.units import ShardBox
@@ -30,4 +30,4 @@ def states_held(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int)
     """Bytes from step to step of a rank with these units of so many numbers, and of nothing
     beside."""
     held = HeldStates(unit_counts(units), bare=True)
-    return states_of_place(held, sharding, itemsize=itemsize, options=PLAIT)
+    return states_of_pp_rank(held, sharding, itemsize=itemsize, options=PLAIT)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from plait.core.model.families import PREFIX, huggingface_config
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
-from plait.train.checkpoint.weight_files import place
+from plait.train.checkpoint.weight_files import stored_piece
 from plait.train.model.pieces import initialise, pieces
 from tests.support.reference import mean_loss
 
@@ -32,7 +32,7 @@ class Peer:
         self.model.model.rotary_emb = _Rotary(spec)
         theirs = {name.removeprefix(PREFIX["llama"]): value for name, value in self.model.named_parameters()}
         own = pieces(spec, Strategy(), 0)
-        self.weights: dict[str, nn.Parameter] = {piece.name: theirs[place(spec, piece).name] for piece in own}
+        self.weights: dict[str, nn.Parameter] = {piece.name: theirs[stored_piece(spec, piece).name] for piece in own}
         assert len(self.weights) == len(theirs), "they have parameters that we have not"
         with torch.no_grad():
             for piece in own:

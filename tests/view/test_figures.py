@@ -19,7 +19,7 @@ from plait.core.record.timeline import SpanKey
 from plait.core.runs.evidence import Evidence, Verdict
 from plait.diagnose.measured.dependencies import dependencies_of
 from plait.diagnose.measured.reading import read_run
-from plait.diagnose.measured.recording import AFTER, grid_of, place_of
+from plait.diagnose.measured.recording import AFTER, grid_of, rank_phrase
 from plait.diagnose.rank_map import Heat, HeatColumn, by_segment, heat_of_segments, pooled, rank_states
 from plait.diagnose.series import StepSeries, memory_of
 from plait.view import timeline_callbacks
@@ -326,8 +326,8 @@ def test_keys_go_from_span_to_span(recording: Any) -> None:
 
 
 def test_places_and_arrays(recording: Any) -> None:
-    assert place_of(recording.grid, CULPRIT) == "rank 6 (stage 1, dp 2)"
-    assert place_of(recording.grid, 99) == "rank 99"
+    assert rank_phrase(recording.grid, CULPRIT) == "rank 6 (stage 1, dp 2)"
+    assert rank_phrase(recording.grid, 99) == "rank 99"
     array = np.array([[1.5, np.nan], [2.0, 3.0]])
     assert unpacked(packed(array))[1].tolist() == [2.0, 3.0]
     assert packed(np.arange(3), "i4")["dtype"] == "i4"

@@ -113,7 +113,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
             for cell, size, right in zip(row, widths, to_right, strict=True)
         ]
         return [
-            (indent if number else "") + _GAP.join(shown[place] for place in group).rstrip()
+            (indent if number else "") + _GAP.join(shown[position] for position in group).rstrip()
             for number, group in enumerate(groups)
         ]
 
@@ -333,12 +333,12 @@ def seconds_text(seconds: float, signed: bool = False) -> str:
 def _words(text: str) -> list[str]:
     """Return the text split at spaces; a quoted text with spaces is one word."""
     words: list[str] = []
-    place = 0
-    while found := _WORD.search(text, place):
+    position = 0
+    while found := _WORD.search(text, position):
         end = re.compile(r"\s|$").search(text, found.end())
         assert end
         words.append(text[found.start() : end.start()])
-        place = end.start()
+        position = end.start()
     return words
 
 
@@ -347,11 +347,11 @@ def _groups(widths: Sequence[int], width: int | None) -> list[list[int]]:
     terminal in characters; None: all on one line."""
     groups: list[list[int]] = [[]]
     taken = 0
-    for place, size in enumerate(widths):
+    for position, size in enumerate(widths):
         indent = min(widths[0] + len(_GAP), 6) if len(groups) > 1 else 0
         if groups[-1] and width is not None and indent + taken + size > width:
             groups.append([])
             taken = 0
-        groups[-1].append(place)
+        groups[-1].append(position)
         taken += size + len(_GAP)
     return groups

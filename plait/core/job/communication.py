@@ -60,8 +60,8 @@ class CommunicationMatrix:
     def of(plan: Plan, *, ranks_per_node: int, volumes: Sequence[Volume] = ()) -> CommunicationMatrix:
         """Return the matrix of a plan. volumes: of every pipeline stage. Raises PlacementError as
         ``of_layout`` does."""
-        place = plan.schedule.rank_of
-        edges = {(place[a], place[b]) for a, b in plan.names if place[a] != place[b]}
+        rank_of = plan.schedule.rank_of
+        edges = {(rank_of[a], rank_of[b]) for a, b in plan.names if rank_of[a] != rank_of[b]}
         return CommunicationMatrix.of_layout(
             plan.layout,
             ranks_per_node=ranks_per_node,
@@ -172,10 +172,10 @@ def _stages_per_node(layout: Layout, each: int) -> int:
     """Return the number of neighbouring pipeline stages that share a node; 1 if stages have nodes
     of their own. Raises PlacementError if some node would hold a part of two stages."""
     sizes = [len(mesh.ranks) for mesh in layout.meshes]
-    for place, size in enumerate(sizes):
+    for stage, size in enumerate(sizes):
         if size % each and (each % size or len(set(sizes)) > 1 or len(sizes) % (each // size)):
             raise PlacementError(
-                f"Stage {place} has {size} ranks (dp x cp x tp) and a node {each}: some node would hold only a part "
+                f"Stage {stage} has {size} ranks (dp x cp x tp) and a node {each}: some node would hold only a part "
                 f"of two stages, which is no matrix of nodes. Use a multiple of {each} ranks a stage, or, for all "
                 f"stages alike, a divisor of {each} with a whole number of nodes in all."
             )

@@ -117,16 +117,14 @@ class Plan(Step):
     def __post_init__(self) -> None:
         if self.job:
             object.__setattr__(self, "settings", RunSettings.of(self.job))
-        places, shape = (
+        pp, shape = (
             len(self.layout.degrees),
             f"{len(self.schedule.ranks)} pipeline ranks, {self.schedule.num_stages} stages",
         )
-        if len(self.shardings) != places:
-            raise JobError(
-                f"{len(self.shardings)} for {places} pipeline ranks", key="shardings", fix="Give one to each"
-            )
-        if places != len(self.schedule.ranks) or len(self.stages) != self.schedule.num_stages:
-            raise JobError(f"a schedule of {shape} with {places} meshes and {len(self.stages)} ranges of layers")
+        if len(self.shardings) != pp:
+            raise JobError(f"{len(self.shardings)} for {pp} pipeline ranks", key="shardings", fix="Give one to each")
+        if pp != len(self.schedule.ranks) or len(self.stages) != self.schedule.num_stages:
+            raise JobError(f"a schedule of {shape} with {pp} meshes and {len(self.stages)} ranges of layers")
         for mesh, sharding in zip(self.layout.meshes, self.shardings, strict=True):
             sharding.check(mesh.replicas)
 

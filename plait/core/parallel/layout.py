@@ -120,7 +120,7 @@ class Layout:
         outside of the layout."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} outside 0..{self.world_size - 1}")
-        return next(place for place, mesh in enumerate(self.meshes) if rank in mesh.ranks)
+        return next(pp_rank for pp_rank, mesh in enumerate(self.meshes) if rank in mesh.ranks)
 
     def mesh_of(self, rank: int) -> Mesh:
         """Return the mesh that a rank belongs to."""
@@ -139,8 +139,8 @@ class Layout:
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
         """Return the coordinates of ``rank`` on every axis."""
-        place = self.pp_rank_of(rank)
-        return {"pp": place, **self.meshes[place].coordinates(rank)}
+        pp_rank = self.pp_rank_of(rank)
+        return {"pp": pp_rank, **self.meshes[pp_rank].coordinates(rank)}
 
     def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
         """Return the ranks of every group along ``axis``, groups in order of their lowest rank."""

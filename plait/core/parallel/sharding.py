@@ -227,8 +227,8 @@ def rounds(shapes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[int, 
     order = sorted(shapes, key=lambda name: (-flops(shapes[name]), name))
     found: list[dict[int, str]] = []
     for at in range(0, len(order), ranks):
-        places = range(ranks) if len(found) % 2 == 0 else range(ranks - 1, -1, -1)
-        found.append(dict(zip(places, order[at : at + ranks], strict=False)))
+        owners = range(ranks) if len(found) % 2 == 0 else range(ranks - 1, -1, -1)
+        found.append(dict(zip(owners, order[at : at + ranks], strict=False)))
     return found
 
 

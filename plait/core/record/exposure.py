@@ -138,10 +138,10 @@ def gaps(
     order = np.lexsort((starts, lanes))
     lanes, starts, ends = lanes[order], starts[order], np.maximum(starts, ends)[order]
     latest = np.argsort(ends, kind="stable")
-    place = np.empty(len(latest), np.int64)
-    place[latest] = np.arange(len(latest))
+    position = np.empty(len(latest), np.int64)
+    position[latest] = np.arange(len(latest))
     apart = lanes * len(lanes)  # a running maximum that restarts with every lane
-    reached = ends[latest][np.maximum.accumulate(place + apart) - apart]
+    reached = ends[latest][np.maximum.accumulate(position + apart) - apart]
     gap = np.where(lanes[1:] == lanes[:-1], np.maximum(starts[1:] - reached[:-1], 0), 0)
     sums = np.zeros(count, starts.dtype)
     np.add.at(sums, lanes[1:], gap)

@@ -45,7 +45,7 @@ AWAITED: Mapping[str, tuple[str, ...]] = {
 """The first word of the names of sharding's waits, and of the collectives that each waits for.
 ``need`` waits for collectives of its own unit, ``settle`` for reductions of any unit. Other waits
 have the name of their collective."""
-UNITS = frozenset((*AWAITED, *chain(*AWAITED.values())))
+UNIT_VERBS = frozenset((*AWAITED, *chain(*AWAITED.values())))
 """The first words of the names of sharding's collectives and waits."""
 
 
@@ -69,7 +69,7 @@ def axis_of(kind: str, name: str) -> str:
     if kind in ("idle", "transfer"):
         return "pp"
     if kind in ("comm", "wait"):
-        if name.split(" ")[0] in UNITS:
+        if name.split(" ")[0] in UNIT_VERBS:
             return "dp"
         site, _, kind = name.partition(".")
         return "cp" if kind[:1] and kind[0] in CP_KINDS and site.startswith(("attn", "block")) else "tp"

@@ -133,9 +133,9 @@ class RingFollower:
         of the ring, or if the file is cut off."""
         import numpy as np
 
-        place = (first - 1) % self.header.capacity
-        count = min(count, self.header.capacity - place)
-        data = os.pread(self._file, count * RECORD.size, HEADER + place * RECORD.size)
+        position = (first - 1) % self.header.capacity
+        count = min(count, self.header.capacity - position)
+        data = os.pread(self._file, count * RECORD.size, HEADER + position * RECORD.size)
         return np.frombuffer(data, row_type(), len(data) // RECORD.size)
 
     def _away(self, rows: np.ndarray, first: int) -> np.ndarray:
@@ -175,8 +175,8 @@ class RingFollower:
         import numpy as np
 
         capacity = self.header.capacity
-        place = (self._next - 1) % capacity
-        rows = np.concatenate([self._rows(self._next, capacity), self._rows(self._next - place, place)])
+        position = (self._next - 1) % capacity
+        rows = np.concatenate([self._rows(self._next, capacity), self._rows(self._next - position, position)])
         newest = self._next + int((self._away(rows, self._next) + np.arange(len(rows))).max())
         oldest = newest - capacity + 1 + capacity // MARGIN
         self.lost += max(0, oldest - self._next)

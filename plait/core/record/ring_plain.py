@@ -49,15 +49,15 @@ class Writer:
         """Write a new record and return its number; some of its times may be filled in later.
         enqueued: ns; 0 means now."""
         number = next(self._numbers)
-        place, word = HEADER + ((number - 1) & (self._capacity - 1)) * RECORD.size, number & WORD
+        offset, word = HEADER + ((number - 1) & (self._capacity - 1)) * RECORD.size, number & WORD
         # First damage the old record's last word, store the new one's last: no reader mixes the records.
-        _WORD.pack_into(self._memory, place + _LAST, word ^ WORD)
+        _WORD.pack_into(self._memory, offset + _LAST, word ^ WORD)
         _INNER.pack_into(
-            self._memory, place + _WORD.size, kind, call, group, enqueued or now(), started, ended, size, step,
+            self._memory, offset + _WORD.size, kind, call, group, enqueued or now(), started, ended, size, step,
             sequence & WORD, name, peer, signature,
         )  # fmt: skip
-        _WORD.pack_into(self._memory, place, word)
-        _WORD.pack_into(self._memory, place + _LAST, word)
+        _WORD.pack_into(self._memory, offset, word)
+        _WORD.pack_into(self._memory, offset + _LAST, word)
         return number
 
     def enter(self, kind: int, name: int, step: int, /, size: int = 0) -> int:
@@ -97,9 +97,9 @@ class Writer:
             flight.look()
 
     def _fill(self, number: int, field: int, value: int) -> None:
-        place = HEADER + ((number - 1) & (self._capacity - 1)) * RECORD.size
-        if number > 0 and _WORD.unpack_from(self._memory, place)[0] == number & WORD:
-            _I64.pack_into(self._memory, place + field, value)
+        offset = HEADER + ((number - 1) & (self._capacity - 1)) * RECORD.size
+        if number > 0 and _WORD.unpack_from(self._memory, offset)[0] == number & WORD:
+            _I64.pack_into(self._memory, offset + field, value)
 
 
 class Pace:

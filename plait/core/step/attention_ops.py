@@ -123,9 +123,9 @@ class SharedAttention:
         that may overlap them."""
         if self.ring == 1:
             return chain
-        return sorted(chain, key=self._place)
+        return sorted(chain, key=self._sort_key)
 
-    def _place(self, op: tuple[Kind, int]) -> tuple[int, int, int]:
+    def _sort_key(self, op: tuple[Kind, int]) -> tuple[int, int, int]:
         kind, part = op
         group = next(number for number, kinds in enumerate(_ORDER) if kind in kinds)
         if op == (Kind.RING_SEND_BACKWARD, 0):  # before the second weight's input gradient

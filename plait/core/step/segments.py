@@ -264,10 +264,10 @@ class SegmentGraph:
                 chain = shared.sorted(chain)
             inside.append((site, layer, chain))
         back = list[tuple[Site, int, list[tuple[Kind, int]]]]()
-        for place in reversed(range(len(inside))):
-            site, layer, chain = inside[place]
+        for index in reversed(range(len(inside))):
+            site, layer, chain = inside[index]
             if self.readds_stream(site, layer):  # the whole layer is recomputed, then its backward runs
-                first = inside[place - 1]
+                first = inside[index - 1]
                 back.append((first[0], first[1], [one for one in first[2] if one[0] in AGAIN_KINDS]))
             whole = Kind.ROW_RECOMPUTE in self.recomputed_kinds(site, layer)
             back.append((site, layer, [one for one in chain if not whole or one[0] not in AGAIN_KINDS]))
@@ -293,12 +293,12 @@ class SegmentGraph:
         return op.kind != Kind.RING_SEND_BACKWARD and Kind.ROW_RECOMPUTE in self.recomputed_kinds(op.site, op.layer)
 
     def _index(self, op: SegmentOp) -> int:
-        return self.places[op.site, op.layer]
+        return self.segment_index[op.site, op.layer]
 
     @cached_property
-    def places(self) -> dict[tuple[Site, int], int]:
+    def segment_index(self) -> dict[tuple[Site, int], int]:
         """Index of each segment in the chain."""
-        return {segment: place for place, segment in enumerate(self.segments)}
+        return {segment: index for index, segment in enumerate(self.segments)}
 
     def needs(self, op: SegmentOp) -> list[Need]:
         """Return the dependencies of ``op``: the data that it reads, and the constraints of
@@ -307,7 +307,7 @@ class SegmentGraph:
         needs: list[Need] = []
 
         def need(segment: tuple[Site, int], kind: Kind) -> None:
-            exists = segment in self.places and kind in self.kinds(*segment)
+            exists = segment in self.segment_index and kind in self.kinds(*segment)
             for part in range(self.parts(segment[0], kind)) if exists else ():
                 source = SegmentOp(*segment, kind, at, part)
                 needs.append(Need(source, self.collective(source) is not None))
@@ -412,7 +412,7 @@ def numbered_needs(graph: SegmentGraph, ops: Sequence[SegmentOp]) -> list[list[t
     kinds of op: the needed ops stand equally far before it.
     """
     shapes = [(site, graph.kinds(site, layer)) for site, layer in graph.segments]
-    around = [(shapes[place], *shapes[max(0, place - 1) : place + 3]) for place in range(len(shapes))]
+    around = [(shapes[index], *shapes[max(0, index - 1) : index + 3]) for index in range(len(shapes))]
     alike = {each: number for number, each in enumerate(dict.fromkeys(around))}
     like = {segment: alike[each] for segment, each in zip(graph.segments, around, strict=True)}
     number, found = {op: i for i, op in enumerate(ops)}, list[list[tuple[int, bool]]]()

@@ -208,8 +208,8 @@ def tie_of(
 ) -> TiedGradient:
     """Return a rank's part in the sum. The rank is alone, with an empty range, if the embedding is
     not tied or is not on its pp rank."""
-    places = {schedule.rank_of[0], schedule.rank_of[schedule.num_stages - 1]}
-    ends = [_End(layout.meshes[place], shardings[place], model) for place in sorted(places)]
+    pp_ranks = {schedule.rank_of[0], schedule.rank_of[schedule.num_stages - 1]}
+    ends = [_End(layout.meshes[pp_rank], shardings[pp_rank], model) for pp_rank in sorted(pp_ranks)]
     own = next((end for end in ends if rank in end.mesh.ranks), None)
     if own is None or not model.tied_embeddings or schedule.num_stages == 1:
         return TiedGradient((rank,), 0, 0, True)

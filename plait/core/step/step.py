@@ -134,19 +134,19 @@ class Step:
             return with_transfers(with_edges(self.schedule, self.crossings))
         return self.schedule
 
-    def strategy_of(self, place: int) -> Strategy:
+    def strategy_of(self, pp_rank: int) -> Strategy:
         """Return the strategy with a pp rank's own tensor-parallel degree."""
-        return replace(self.strategy, tp=self.layout.degrees[place][1])
+        return replace(self.strategy, tp=self.layout.degrees[pp_rank][1])
 
-    def stages_of(self, place: int) -> list[Stage]:
+    def stages_of(self, pp_rank: int) -> list[Stage]:
         """Return the stages that a pp rank holds."""
-        return [self.stages[at] for at in self.schedule.stages_of(place)]
+        return [self.stages[at] for at in self.schedule.stages_of(pp_rank)]
 
-    def largest_share(self, place: int) -> int:
+    def largest_share(self, pp_rank: int) -> int:
         """Return the most sequences of a micro-batch that any replica of a pp rank computes.
         Instruction lists are ordered for this number; replicas with fewer sequences run the same
         lists."""
-        return slice_sizes(self.workload.micro_batch, self.layout.degrees[place][0])[0]
+        return slice_sizes(self.workload.micro_batch, self.layout.degrees[pp_rank][0])[0]
 
     def rows_of(self, rank: int, batch: int) -> slice:
         """Return the slice of a micro-batch of ``batch`` sequences that a rank computes: its
@@ -155,22 +155,22 @@ class Step:
         sizes, at = slice_sizes(batch, mesh.dp), mesh.coordinates(rank)["dp"]
         return slice(sum(sizes[:at]), sum(sizes[: at + 1]))
 
-    def crossing_bytes(self, place: int, edge: Edge, share: int) -> int:
+    def crossing_bytes(self, pp_rank: int, edge: Edge, share: int) -> int:
         """Return the bytes that a rank of a pp rank holds of one micro-batch's tensors on an edge.
         share: sequences of the micro-batch that the rank computes."""
-        work, mesh = self.workload, self.layout.meshes[place]
+        work, mesh = self.workload, self.layout.meshes[pp_rank]
         cut = mesh.cp * (mesh.tp if self.strategy.sequence_parallel else 1)
         levels = [0]  # the residual stream alone
         if self.model.levels:
             levels = [one.level for one in self.crossings[min(edge), max(edge)]]
         return crossing_bytes(work.sequence, share, self.model.hidden, cut=cut, itemsize=work.itemsize, levels=levels)
 
-    def order_costs(self, place: int) -> SegmentCosts:
+    def order_costs(self, pp_rank: int) -> SegmentCosts:
         """Return the op seconds from which the instruction lists of a pp rank are ordered."""
         if self.costs:
             return self.costs
-        share, sequence = self.largest_share(place), self.workload.sequence
-        return segment_costs(self.model, self.strategy_of(place), batch=share, sequence=sequence)
+        share, sequence = self.largest_share(pp_rank), self.workload.sequence
+        return segment_costs(self.model, self.strategy_of(pp_rank), batch=share, sequence=sequence)
 
     def tie(self, rank: int) -> TiedGradient:
         """Return which ranks a rank sums the tied embeddings' gradient with, and which range."""

@@ -100,9 +100,9 @@ class Topology:
     name: str = ""
 
     @cached_property
-    def places(self) -> dict[str, int]:
+    def node_index(self) -> dict[str, int]:
         """Index in ``nodes`` of every node, by the node's name."""
-        return {node.name: place for place, node in enumerate(self.nodes)}
+        return {node.name: index for index, node in enumerate(self.nodes)}
 
     @cached_property
     def nodes_per_switch(self) -> Counter[int]:
@@ -112,9 +112,9 @@ class Topology:
     def node(self, name: str) -> Node:
         """Return the node called ``name``. Raises JobError for an unknown name."""
         try:
-            return self.nodes[self.places[name]]
+            return self.nodes[self.node_index[name]]
         except KeyError:
-            raise JobError(f"the topology has no node '{name}'{similar_name(name, self.places)}") from None
+            raise JobError(f"the topology has no node '{name}'{similar_name(name, self.node_index)}") from None
 
     def depth_of(self, level: Level | None = None) -> int:
         """Return the depth of a level. level: name or depth; by default one below the root. Raises
@@ -136,8 +136,8 @@ class Topology:
         a switch above that level has its own index."""
         depth = self.depth_of(level)
         found: list[int] = []
-        for place, switch in enumerate(self.switches):  # parents come first
-            found.append(place if switch.depth <= depth else found[switch.parent])
+        for index, switch in enumerate(self.switches):  # parents come first
+            found.append(index if switch.depth <= depth else found[switch.parent])
         return tuple(found)
 
     def minipods(self, level: Level | None = None) -> dict[str, tuple[Node, ...]]:
@@ -167,7 +167,7 @@ class Topology:
 
     def path(self, name: str) -> tuple[str, ...]:
         """Return the switches above a node, from its leaf to the root."""
-        return tuple(self.switches[place].name for place in self._upwards(self.node(name).leaf))
+        return tuple(self.switches[index].name for index in self._upwards(self.node(name).leaf))
 
     def distance(self, first: str, second: str) -> int:
         """Return the levels that a packet between two nodes climbs: 0 from a node to itself, 1
@@ -178,13 +178,13 @@ class Topology:
             return 0
         leaves = self.node(first).leaf, self.node(second).leaf
         over = set(self._upwards(leaves[0]))
-        meeting = next(place for place in self._upwards(leaves[1]) if place in over)
+        meeting = next(index for index in self._upwards(leaves[1]) if index in over)
         return 1 + max(self.switches[leaf].depth for leaf in leaves) - self.switches[meeting].depth
 
-    def _upwards(self, place: int) -> list[int]:
-        found = [place]
-        while (place := self.switches[place].parent) >= 0:
-            found.append(place)
+    def _upwards(self, index: int) -> list[int]:
+        found = [index]
+        while (index := self.switches[index].parent) >= 0:
+            found.append(index)
         return found
 
     def with_states(self, states: Mapping[str, NodeState]) -> Topology:

@@ -173,13 +173,13 @@ def _plugged(
     switches: Sequence[tuple[Switch, SwitchEntry]], hardware: Mapping[str, Hardware], states: Mapping[str, NodeState]
 ) -> tuple[Node, ...]:
     nodes: dict[str, Node] = {}
-    for place, (_, wiring) in enumerate(switches):
+    for index, (_, wiring) in enumerate(switches):
         for name in wiring.nodes:
             if name in nodes:
                 other = switches[nodes[name].leaf][0].name
                 raise _twice("node", name, other, wiring)
             _check_name(name, wiring.where, "node")
-            nodes[name] = Node(name, place, hardware.get(name, UNKNOWN), states.get(name, FREE))
+            nodes[name] = Node(name, index, hardware.get(name, UNKNOWN), states.get(name, FREE))
     for what, told in (("hardware", hardware), ("a state", states)):
         if missing := [name for name in told if name not in nodes]:
             raise JobError(f"{what} of '{missing[0]}', a node that is under no switch{similar_name(missing[0], nodes)}")

@@ -225,7 +225,7 @@ def recorded(
     if plan:
         grid = grid_of(plan.layout, named[: plan.layout.world_size])
         ranks = [rank for rank in ranks if rank < plan.layout.world_size]
-        stages = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}
+        stages = {op.stage: pp_rank for pp_rank, ops in enumerate(plan.schedule.ranks) for op in ops}
     else:
         grid, stages = unknown_grid(ranks, hosts), {}
     spans = spans.filter(pl.col("rank").is_in(ranks))

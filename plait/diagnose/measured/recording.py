@@ -141,11 +141,11 @@ def grid_of(layout: Layout, hosts: Sequence[str | None] = ()) -> pl.DataFrame:
     """Return the table (rank, pp, dp, cp, tp, host) of every rank of a layout. hosts: by rank, as
     far as they are known."""
     parts: list[np.ndarray] = []
-    for place, mesh in enumerate(layout.meshes):
+    for pp_rank, mesh in enumerate(layout.meshes):
         at = np.arange(len(mesh.ranks))
         rest, tp = np.divmod(at, mesh.tp)
         dp, cp = np.divmod(rest, mesh.cp)
-        parts.append(np.stack([at + mesh.first, np.full_like(at, place), dp, cp, tp]))
+        parts.append(np.stack([at + mesh.first, np.full_like(at, pp_rank), dp, cp, tp]))
     columns = dict(zip(list(GRID)[:5], np.concatenate(parts, axis=1), strict=True))
     known = pl.Series("host", [*hosts, *[None] * (layout.world_size - len(hosts))], dtype=pl.String)
     return pl.DataFrame(columns).with_columns(known).cast(GRID)  # type: ignore[arg-type]
@@ -177,14 +177,14 @@ def with_axes(
     replica = pl.col("dp") * cp + pl.col("cp")
     factor = pl.col("pp").replace_strict({i: one.params for i, one in enumerate(shardings)}, default=1)
     gathers = pl.when(factor > 1).then(replica // factor).otherwise(0)
-    places = grid.with_columns(
+    groups = grid.with_columns(
         tp_group=lowest.over("pp", "dp", "cp"),
         cp_group=lowest.over("pp", "dp", "tp"),
         dp_group=lowest.over("pp", "tp"),
         gather_group=lowest.over("pp", "tp", gathers),
     ).select("rank", "pp", "dp", "cp", "tp", "tp_group", "cp_group", "dp_group", "gather_group")
     found = spans.join(axes, on=["kind", "name"], how="left", maintain_order="left")
-    found = found.join(places, on="rank", how="left")
+    found = found.join(groups, on="rank", how="left")
     found = _crossings(found, grid, stages or {})
     group = (
         pl.when(pl.col("axis") == "tp")
@@ -220,22 +220,22 @@ def _crossings(spans: pl.DataFrame, grid: pl.DataFrame, stages: Mapping[int, int
     spans = spans.with_columns(
         source=pl.when(sends).then(stage).otherwise(other), target=pl.when(sends).then(other).otherwise(stage)
     )
-    places = pl.DataFrame({"stage": list(stages), "place": list(stages.values())}, schema_overrides={"place": pl.Int32})
+    pp_rank_of = pl.DataFrame({"stage": list(stages), "pp": list(stages.values())}, schema_overrides={"pp": pl.Int32})
     for end in ("source", "target"):
-        known = places.rename({"stage": end, "place": f"{end}_place"}).cast({end: pl.Int64})
+        known = pp_rank_of.rename({"stage": end, "pp": f"{end}_pp"}).cast({end: pl.Int64})
         spans = spans.join(known, on=end, how="left", maintain_order="left")
     where = [pl.col(name) if uniform else pl.lit(0).alias(name) for name in ("dp", "cp", "tp")]
     key = pl.struct("step", "source", "target", pl.col("name").str.extract(word, 3).alias("way"), "slice", *where)
     if uniform:
-        ranks = grid.select(pl.col("rank").alias("at"), pl.col("pp").alias("place"), "dp", "cp", "tp")
+        ranks = grid.select(pl.col("rank").alias("at"), "pp", "dp", "cp", "tp")
         for end in ("source", "target"):
             spans = spans.join(
-                ranks.rename({"at": f"{end}_rank", "place": f"{end}_place"}), on=[f"{end}_place", "dp", "cp", "tp"],
+                ranks.rename({"at": f"{end}_rank", "pp": f"{end}_pp"}), on=[f"{end}_pp", "dp", "cp", "tp"],
                 how="left", maintain_order="left",
             )  # fmt: skip
         ends = pl.format("{}>{}", "source_rank", "target_rank")
     else:
-        ends = pl.format("place {}>{}", "source_place", "target_place")
+        ends = pl.format("stage {}>{}", "source_pp", "target_pp")
     crosses = pl.col("source").is_not_null()
     return spans.with_columns(crossing=pl.when(crosses).then(key.hash()), ends=pl.when(crosses).then(ends))
 
@@ -350,7 +350,7 @@ def _lanes(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     return lanes, spans.join(lanes, on=RANK_STEP, maintain_order="left")
 
 
-def place_of(grid: pl.DataFrame | None, rank: int) -> str:
+def rank_phrase(grid: pl.DataFrame | None, rank: int) -> str:
     """Return a phrase with a rank's coordinates and host, as in ``rank 5 (stage 0, dp 1) on
     host7``; without the host if it is unknown. grid: coordinates of ranks; None if they are
     unknown."""

@@ -240,8 +240,8 @@ def slow_network(
     if not hosts_known(recording):
         return None
     paths = hosts_of_groups(recording).filter(pl.col("hosts") > 1)
-    met = recording.met.filter(pl.col("transfer").is_not_null()).with_columns(unit=pl.format("{} {}", "axis", "group"))
-    met = met.join(paths, on="unit")
+    met = recording.met.filter(pl.col("transfer").is_not_null()).with_columns(peer=pl.format("{} {}", "axis", "group"))
+    met = met.join(paths, on="peer")
     found: list[SlowNetwork] = []
     for one in _by_axis(recording, met, rate):
         hosts = tuple(sorted({*met.filter(axis=one.axis)["path"].str.split(" ").explode().to_list()}))

@@ -133,8 +133,8 @@ def deadlock(waits: Waits, circle: Circle) -> Verdict:
     ranks = sorted(rank for rank, _ in circle)
     odd = _contradicted(waits, circle) or _by_majority(waits, circle)
     links = [
-        WaitLink(ranks=(rank,), call=str(waits.heads[rank][at]), on=(circle[(place + 1) % len(circle)][0],))
-        for place, (rank, at) in enumerate(circle)
+        WaitLink(ranks=(rank,), call=str(waits.heads[rank][at]), on=(circle[(index + 1) % len(circle)][0],))
+        for index, (rank, at) in enumerate(circle)
     ]
     told = "; ".join(f"rank {link.ranks[0]} waits for {spoken_ranks(link.on)} in {link.call}" for link in links[:SHOWN])
     more = f"; and so on, {len(links)} ranks in all" if len(links) > SHOWN else ""
@@ -197,8 +197,8 @@ def _contradicted(waits: Waits, circle: Circle) -> list[int]:
     kind."""
     inside = {rank for rank, _ in circle}
     odd: list[int] = []
-    for place, (_, awaited) in enumerate(circle):
-        rank, at = circle[(place + 1) % len(circle)]
+    for index, (_, awaited) in enumerate(circle):
+        rank, at = circle[(index + 1) % len(circle)]
         kind = _roles(waits, rank)
         others = [other for other in waits.evidence if other not in inside and _roles(waits, other) == kind]
         if sum(_first_of(waits, rank, other, awaited, at) for other in others) > 0:

@@ -1,13 +1,13 @@
-"""Find units (ranks or links) that are repeatedly slower than their peers.
+"""Find peers (ranks or links) that are repeatedly slower than the others.
 
-The *effect* of a unit in a window of steps is its mean excess over its peers. The mean is trimmed
+The *effect* of a peer in a window of steps is its mean excess over the others. The mean is trimmed
 by a fifth of the steps at either end (Tukey and McLaughlin, 1963). The effect is compared with two
-kinds of chance: the spread between healthy units, and the spread between steps. Both are estimated
-from all units, and the precision of the estimates counts: four steps of two ranks say less than
+kinds of chance: the spread between healthy peers, and the spread between steps. Both are estimated
+from all peers, and the precision of the estimates counts: four steps of two ranks say less than
 twenty of a thousand.
 
 *z* is the standard normal deviate that is as rare as the effect. Its threshold grows with the
-numbers of units and steps, so that a run without a slow unit names none by chance.
+numbers of peers and steps, so that a run without a slow peer names none by chance.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ WINDOW = 20
 FEWEST = 5
 """Least number of steps for any result."""
 CHANCE = 5e-4
-"""Probability that a healthy run names any unit when evaluated after every step. Each evaluation
-may use this share divided by the units and the steps so far, which sums to this times the logarithm
+"""Probability that a healthy run names any peer when evaluated after every step. Each evaluation
+may use this share divided by the peers and the steps so far, which sums to this times the logarithm
 of the steps."""
 MINIMUM = 0.03
 """Least effect that is reported, as a fraction: 3 %."""
 LEAST = -0.99
 """Lowest relative deviation from the peers; lower ones are raised to it."""
 SURE = 6.0
-"""Divisor: the assumed spread of healthy units, before any are measured, is the least reported
+"""Divisor: the assumed spread of healthy peers, before any are measured, is the least reported
 effect divided by it."""
 PRESENT_SHARE = 0.36
 """Share of an effect from which on it counts as present, to find its onset: an effect may grow."""
@@ -59,9 +59,9 @@ MAD_IS_WORTH = 0.37
 TRIMMED = 0.2
 """Share of values that are trimmed at either end."""
 PRIOR_FREEDOM = 8.0
-"""Degrees of freedom of the assumed spread of healthy units."""
+"""Degrees of freedom of the assumed spread of healthy peers."""
 UNSTEADY = 3.0
-"""Normal deviate of a unit's spread over steps among all units, from which on its own spread
+"""Normal deviate of a peer's spread over steps among all peers, from which on its own spread
 counts."""
 MOST_ALIKE = 0.9
 """Highest correlation of neighbouring steps that is assumed."""
@@ -69,12 +69,12 @@ MOST_ALIKE = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Outlier:
-    """A slow unit. unit: its row in the table of deviations. effect, z, recurs: mean excess as a
-    fraction, its significance, and share of steps with it, of the last window in which the unit was
+    """A slow peer. peer: its row in the table of deviations. effect, z, recurs: mean excess as a
+    fraction, its significance, and share of steps with it, of the last window in which the peer was
     an outlier. first, last: columns (steps) between which the effect is present, ``last`` included.
     """
 
-    unit: int
+    peer: int
     effect: float
     z: float
     recurs: float
@@ -83,18 +83,18 @@ class Outlier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnitSpread:
-    """The unit nearest to being an outlier: its row, effect (a fraction) and z, the largest z of
-    the units that are no outliers. named_from: the z from which on a unit is one."""
+class PeerSpread:
+    """The peer nearest to being an outlier: its row, effect (a fraction) and z, the largest z of
+    the peers that are no outliers. named_from: the z from which on a peer is one."""
 
     effect: float
     z: float
-    unit: int
+    peer: int
     named_from: float = 0.0
 
 
 class _Windows(NamedTuple):
-    """Results of all windows: (units, windows) each, effects as logarithms. edges: the first step
+    """Results of all windows: (peers, windows) each, effects as logarithms. edges: the first step
     of each window, and the end of the last one."""
 
     effect: Floats
@@ -103,38 +103,38 @@ class _Windows(NamedTuple):
     edges: list[int]
 
 
-def threshold(units: int, steps: int) -> float:
-    """Return the z from which on one of ``units`` is an outlier after ``steps`` steps."""
-    return NormalDist().inv_cdf(1 - CHANCE / (units * steps))
+def threshold(peers: int, steps: int) -> float:
+    """Return the z from which on one of ``peers`` peers is an outlier after ``steps`` steps."""
+    return NormalDist().inv_cdf(1 - CHANCE / (peers * steps))
 
 
 def outliers(deviation: Floats, *, minimum: float = MINIMUM, pair_ids: Ints | None = None,
-             lower_half: bool = False) -> tuple[list[Outlier], UnitSpread]:  # fmt: skip
-    """Return the outliers, and the spread of the other units. deviation: (units, steps), relative
-    excess over the peers; NaN: unknown.
+             lower_half: bool = False) -> tuple[list[Outlier], PeerSpread]:  # fmt: skip
+    """Return the outliers, and the spread of the other peers. deviation: (peers, steps), relative
+    excess over the others; NaN: unknown.
 
     Effects are logarithms, because chance lengthens long times by more. minimum: least effect.
-    pair_ids: a number for each unit, equal for two units that are each other's only peer: their
+    pair_ids: a number for each peer, equal for two peers that have only each other: their
     deviations have opposite signs. lower_half: treat the faster half as healthy, because up to half
-    of the units may be slow together, as the links of one host.
+    of the peers may be slow together, as the links of one host.
 
     One window suffices if it is the last, or of few; earlier windows must be two in succession. An
     effect that is unclear in so few steps may be clear in windows of twice as many.
     """
-    units, steps = deviation.shape
-    if units < 2 or steps < FEWEST:
-        return [], UnitSpread(effect=0.0, z=0.0, unit=-1)
-    least = threshold(units, steps)
+    peers, steps = deviation.shape
+    if peers < 2 or steps < FEWEST:
+        return [], PeerSpread(effect=0.0, z=0.0, peer=-1)
+    least = threshold(peers, steps)
     deviation = np.log1p(np.maximum(deviation, LEAST))
-    single = np.arange(units) // (2 if units == 2 else 1) if pair_ids is None else pair_ids
+    single = np.arange(peers) // (2 if peers == 2 else 1) if pair_ids is None else pair_ids
     found: dict[int, Outlier] = {}
     looks: list[_Windows] = []
     for edges in _scales(steps):
         seen = _look(deviation, edges, float(np.log1p(minimum)), single, lower=lower_half)
         clear = least * (SOON if edges[0] else 1.0)
         out = _lasting((seen.z >= clear) & (seen.effect >= np.log1p(minimum)) & (seen.recurs >= RECURS))
-        for unit in np.flatnonzero(out.any(axis=1)).tolist():
-            found.setdefault(unit, _outlier(deviation[unit], seen, out[unit], unit))
+        for peer in np.flatnonzero(out.any(axis=1)).tolist():
+            found.setdefault(peer, _outlier(deviation[peer], seen, out[peer], peer))
         if not edges[0]:
             looks.append(seen)
     nearest = max((_nearest(seen, set(found), least) for seen in looks), key=lambda one: one.z)
@@ -169,7 +169,7 @@ def _look(deviation: Floats, edges: list[int], minimum: float, twins: Ints, *, l
 
 
 def _window(deviation: Floats, minimum: float, twins: Ints, *, lower: bool) -> tuple[Floats, Floats]:
-    """Return (effect, z) of every unit in a window of steps, effects as logarithms. twins: as
+    """Return (effect, z) of every peer in a window of steps, effects as logarithms. twins: as
     ``pair_ids`` of ``outliers``. lower: treat the faster half as healthy."""
     steps = mean_step(deviation, FEWEST, twins)
     between = healthy_spread(steps, minimum / SURE, twins, lower=lower)
@@ -180,7 +180,7 @@ def _window(deviation: Floats, minimum: float, twins: Ints, *, lower: bool) -> t
 
 
 def _lasting(out: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return True for the windows in which a unit counts as an outlier: the last, and those with a
+    """Return True for the windows in which a peer counts as an outlier: the last, and those with a
     neighbour; with at most two windows, all. out: True where z exceeds its threshold."""
     if out.shape[1] <= 2:
         return out
@@ -191,24 +191,24 @@ def _lasting(out: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return follows
 
 
-def _outlier(deviation: Floats, seen: _Windows, out: NDArray[np.bool_], unit: int) -> Outlier:
+def _outlier(deviation: Floats, seen: _Windows, out: NDArray[np.bool_], peer: int) -> Outlier:
     at = int(np.flatnonzero(out)[-1])
-    begin, effect = at, float(seen.effect[unit, at])
+    begin, effect = at, float(seen.effect[peer, at])
     usual = _usual(deviation[: seen.edges[np.flatnonzero(out)[0]]], effect)
     there = usual + PRESENT_SHARE * (effect - usual)
     # A neighbouring window with the effect may be too noisy to be an outlier by itself.
-    while begin > 0 and (out[begin - 1] or seen.effect[unit, begin - 1] >= there):
+    while begin > 0 and (out[begin - 1] or seen.effect[peer, begin - 1] >= there):
         begin -= 1
     end = seen.edges[at + 1]
-    last = next((n for n in range(at + 1, len(out)) if not seen.effect[unit, n] >= there), len(out))
+    last = next((n for n in range(at + 1, len(out)) if not seen.effect[peer, n] >= there), len(out))
     return Outlier(
-        unit=unit, effect=float(np.expm1(effect)), z=float(seen.z[unit, at]), recurs=float(seen.recurs[unit, at]),
+        peer=peer, effect=float(np.expm1(effect)), z=float(seen.z[peer, at]), recurs=float(seen.recurs[peer, at]),
         first=_since(deviation[:end], seen.edges[max(0, begin - 1)], there, effect - there), last=seen.edges[last] - 1,
     )  # fmt: skip
 
 
 def _usual(before: Floats, effect: float) -> float:
-    """Return a unit's usual relative deviation, from ``before``, its steps before the effect: ranks
+    """Return a peer's usual relative deviation, from ``before``, its steps before the effect: ranks
     that share processors are never quite equal."""
     known = before[np.isfinite(before)]
     return min(max(0.0, float(np.median(known))), effect / 2) if len(known) >= FEWEST else 0.0
@@ -222,21 +222,21 @@ def _since(deviation: Floats, earliest: int, there: float, most: float) -> int:
     return earliest + int(np.argmax(np.cumsum(above[::-1])[::-1]))
 
 
-def _nearest(seen: _Windows, named: set[int], least: float) -> UnitSpread:
-    """Return the unit, not in ``named``, with the largest z in any window, and its effect. least:
+def _nearest(seen: _Windows, named: set[int], least: float) -> PeerSpread:
+    """Return the peer, not in ``named``, with the largest z in any window, and its effect. least:
     threshold of z."""
     left = np.where(np.isfinite(seen.z), seen.z, -np.inf)
     left[sorted(named)] = -np.inf
-    unit, window = np.unravel_index(int(np.argmax(left)), left.shape)
-    if not np.isfinite(left[unit, window]):
-        return UnitSpread(effect=0.0, z=0.0, unit=-1, named_from=least)
-    effect = float(np.expm1(seen.effect[unit, window]))
-    return UnitSpread(effect=effect, z=float(seen.z[unit, window]), unit=int(unit), named_from=least)
+    peer, window = np.unravel_index(int(np.argmax(left)), left.shape)
+    if not np.isfinite(left[peer, window]):
+        return PeerSpread(effect=0.0, z=0.0, peer=-1, named_from=least)
+    effect = float(np.expm1(seen.effect[peer, window]))
+    return PeerSpread(effect=effect, z=float(seen.z[peer, window]), peer=int(peer), named_from=least)
 
 
 @dataclass(frozen=True, eq=False)
-class UnitMeans:
-    """Mean of each unit's steps, its standard error, and the error's degrees of freedom; NaN with
+class PeerMeans:
+    """Mean of each peer's steps, its standard error, and the error's degrees of freedom; NaN with
     too few steps."""
 
     mean: Floats
@@ -246,8 +246,8 @@ class UnitMeans:
 
 @dataclass(frozen=True, eq=False)
 class HealthySpread:
-    """The means of healthy units. centre: their median; 0 for few units. sigma: their spread, a
-    standard deviation, for each unit from the other units. freedom: its degrees of freedom."""
+    """The means of healthy peers. centre: their median; 0 for few peers. sigma: their spread, a
+    standard deviation, for each peer from the other peers. freedom: its degrees of freedom."""
 
     centre: float
     sigma: Floats
@@ -261,11 +261,11 @@ def normal_deviate(t: Floats, freedom: Floats) -> Floats:
     return np.copysign(worth, t)
 
 
-def mean_step(values: Floats, fewest: int, twins: Ints) -> UnitMeans:
-    """Return trimmed means of (units, steps); NaN: unknown. The error is the unit's own, or the
-    larger one of all units, which then has as many degrees of freedom as all units give.
-    Neighbouring steps may be correlated; all units give the correlation. twins: a number for each
-    unit, equal for two units whose steps differ only in sign."""
+def mean_step(values: Floats, fewest: int, twins: Ints) -> PeerMeans:
+    """Return trimmed means of (peers, steps); NaN: unknown. The error is the peer's own, or the
+    larger one of all peers, which then has as many degrees of freedom as all peers give.
+    Neighbouring steps may be correlated; all peers give the correlation. twins: a number for each
+    peer, equal for two peers whose steps differ only in sign."""
     count = np.isfinite(values).sum(axis=1)
     mean, sigma, freedom = (np.full(len(values), np.nan) for _ in range(3))
     ordered = np.sort(values, axis=1)  # NaN last
@@ -273,14 +273,14 @@ def mean_step(values: Floats, fewest: int, twins: Ints) -> UnitMeans:
         rows = count == known
         mean[rows], sigma[rows], freedom[rows] = _trimmed(ordered[rows, :known])
     if not np.isfinite(sigma).any():
-        return UnitMeans(mean, sigma, freedom)
+        return PeerMeans(mean, sigma, freedom)
     own = np.where(np.isfinite(sigma), freedom, 1.0)
     common = float(np.nanmedian(sigma / _chi(own, 0.0)))
     shared = sigma <= common * _chi(own, UNSTEADY)
     estimates = len(np.unique(twins[shared]))
     freedom = np.where(shared, freedom * max(1, estimates), freedom)
     error = np.maximum(sigma, common) / np.sqrt(np.maximum(count, 1)) * _alike(values, mean, sigma)
-    return UnitMeans(mean, error, freedom)
+    return PeerMeans(mean, error, freedom)
 
 
 def _chi(freedom: Floats, deviate: float) -> Floats:
@@ -303,7 +303,7 @@ def _trimmed(ordered: Floats) -> tuple[Floats, Floats, float]:
 
 def _alike(values: Floats, mean: Floats, sigma: Floats) -> float:
     """Return the factor by which correlated steps raise the error of their mean: for a first-order
-    autoregression with the correlation of all units' steps."""
+    autoregression with the correlation of all peers' steps."""
     with np.errstate(invalid="ignore", divide="ignore"):
         left = np.clip((values - mean[:, None]) / sigma[:, None], -2.5, 2.5)
     left = left[np.isfinite(left).all(axis=1)]
@@ -316,10 +316,10 @@ def _alike(values: Floats, mean: Floats, sigma: Floats) -> float:
     return float(np.sqrt((1 + alike) / (1 - alike)))
 
 
-def healthy_spread(steps: UnitMeans, prior: float, twins: Ints, *, lower: bool) -> HealthySpread:
-    """Return the spread of healthy units, beyond what the chance of their steps explains. prior:
-    the assumed spread, a standard deviation; the more units, the less it counts. Each unit is
-    compared with the other units, without its twin. lower: only the lower half is healthy; its
+def healthy_spread(steps: PeerMeans, prior: float, twins: Ints, *, lower: bool) -> HealthySpread:
+    """Return the spread of healthy peers, beyond what the chance of their steps explains. prior:
+    the assumed spread, a standard deviation; the more peers, the less it counts. Each peer is
+    compared with the other peers, without its twin. lower: only the lower half is healthy; its
     spread is that of its means."""
     means = steps.mean
     known = np.isfinite(means)
@@ -349,8 +349,8 @@ def _leave_one_out_medians(values: Floats) -> Floats:
     if values.size < 2:
         return np.zeros(values.size)
     ordered = np.sort(values)
-    place = np.empty(values.size, np.int64)
-    place[np.argsort(values, kind="stable")] = np.arange(values.size)
+    position = np.empty(values.size, np.int64)
+    position[np.argsort(values, kind="stable")] = np.arange(values.size)
     left = values.size - 1
     low, high = (left - 1) // 2, left // 2
-    return (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
+    return (ordered[low + (position <= low)] + ordered[high + (position <= high)]) / 2

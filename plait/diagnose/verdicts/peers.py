@@ -34,20 +34,20 @@ BLOCK = 10
 
 @dataclass(frozen=True, eq=False)
 class PeerComparison:
-    """Units compared with their peers. units: ranks, or names of groups. steps: columns. deviation:
-    (units, steps), excess over the peers relative to their time; NaN without peers. excess: the
+    """Peers compared with each other. peers: ranks, or names of groups. steps: columns. deviation:
+    (peers, steps), excess over the others relative to their time; NaN without peers. excess: the
     same in seconds. computing: the part of ``excess`` that is computation."""
 
-    units: list[int] | list[str]
+    peers: list[int] | list[str]
     steps: list[int]
     deviation: Floats
     excess: Floats
     computing: Floats
 
     def pair_ids(self, grid: pl.DataFrame) -> NDArray[np.int64]:
-        """Return a number for every unit (rank), equal for two ranks that are alone in their stage:
+        """Return a number for every peer (rank), equal for two ranks that are alone in their stage:
         their deviations have opposite signs."""
-        own = pl.DataFrame({"rank": self.units}, schema_overrides={"rank": grid.schema["rank"]})
+        own = pl.DataFrame({"rank": self.peers}, schema_overrides={"rank": grid.schema["rank"]})
         stage = pl.struct("pp", "cp").rank("dense")
         known = own.join(grid, on="rank", how="left", maintain_order="left").with_columns(stage=stage)
         number = pl.when(pl.len().over("stage") == 2).then(-pl.col("stage").cast(pl.Int64)).otherwise("rank")
@@ -73,14 +73,14 @@ def lateness(work: PeerComparison) -> list[Lateness]:
         np.nanmedian(of[known][:, steps], axis=1) if known.size else np.zeros(0) for of in (work.deviation, work.excess)
     )
     order = np.argsort(-share, kind="stable")
-    return [Lateness(int(work.units[known[at]]), float(share[at]), float(seconds[at])) for at in order]
+    return [Lateness(int(work.peers[known[at]]), float(share[at]), float(seconds[at])) for at in order]
 
 
-def expected(places: pl.DataFrame, value: pl.Expr, cell: list[str]) -> pl.Expr:
+def expected(stages: pl.DataFrame, value: pl.Expr, cell: list[str]) -> pl.Expr:
     """Return an expression for the time expected of each value, from its peers in the columns
-    ``cell``: for few peers the median of the others, for many that of all. places: (rank, pp, cp).
+    ``cell``: for few peers the median of the others, for many that of all. stages: (rank, pp, cp).
     """
-    many = (places.group_by("pp", "cp").len()["len"] > FEW).any()
+    many = (stages.group_by("pp", "cp").len()["len"] > FEW).any()
     return (peer_median if many else leave_one_out_median)(value, cell)
 
 
@@ -95,14 +95,14 @@ def leave_one_out_median(value: pl.Expr, cell: list[str]) -> pl.Expr:
     """Return an expression for the median of each value's peers without the value itself, so that a
     slow rank does not contribute to it. Up to three peers count as in ``peer_median``: their median
     would mix a healthy and the slow rank."""
-    peers, place = pl.len().cast(pl.Int64), value.rank("ordinal").cast(pl.Int64) - 1
+    peers, position = pl.len().cast(pl.Int64), value.rank("ordinal").cast(pl.Int64) - 1
     low, high = (peers - 2) // 2, (peers - 1) // 2
     ordered = value.sort()
 
     def at(index: pl.Expr) -> pl.Expr:
         """Return the other values' element at ``index``."""
         return (
-            pl.when((place <= index).over(cell))
+            pl.when((position <= index).over(cell))
             .then(ordered.get(index + 1, null_on_oob=True).over(cell))
             .otherwise(ordered.get(index, null_on_oob=True).over(cell))
         )
@@ -150,11 +150,11 @@ def typical_work(recording: Recording) -> PeerComparison:
     step counts as the 10 % quantile of these ratios, weighted by the op's median time.
     """
     op = ["pp", "cp", "kind", "site", "direction", "name"]
-    places = recording.grid.select("rank", "pp", "cp")
+    stages = recording.grid.select("rank", "pp", "cp")
     ops = _without_exchanges(recording.spans.filter(kind="compute"), recording)
     length = pl.col("end") - pl.col("start")
     each = (
-        ops.join(places, on="rank")
+        ops.join(stages, on="rank")
         .with_columns(length=length, usual=length.median().over(op))
         .filter(pl.col("usual") > 0)
         .select("step", "rank", "pp", "cp", "usual", times=pl.col("length") / pl.col("usual"))
@@ -179,13 +179,13 @@ def _without_exchanges(ops: pl.DataFrame, recording: Recording) -> pl.DataFrame:
 def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> PeerComparison:
     """Return the comparison of ranks' seconds in ``rollup`` with those of their stage, op by op.
     equal: columns in which ops are equal."""
-    places = recording.grid.select("rank", "pp", "cp")
+    stages = recording.grid.select("rank", "pp", "cp")
     cell = ["step", "pp", "cp", *equal]
     steps = rollup["step"].unique().sort().to_list()
-    usually = expected(places, pl.col("seconds"), cell)
+    usually = expected(stages, pl.col("seconds"), cell)
     parts = [
         rollup.filter(pl.col("step").is_between(some[0], some[-1]))
-        .join(places, on="rank")
+        .join(stages, on="rank")
         .with_columns(usual=usually)
         .filter(pl.col("usual").is_not_null())
         .with_columns(excess=pl.col("seconds") - pl.col("usual"))
@@ -209,11 +209,11 @@ def transfers(recording: Recording) -> PeerComparison:
     hosts: a slow link slows all of them, a busy processor only some. Groups are compared with the
     faster groups between as many hosts, since the links of one host may be half of all links.
     """
-    met = recording.met.with_columns(unit=pl.format("{} {}", "axis", "group"))
+    met = recording.met.with_columns(peer=pl.format("{} {}", "axis", "group"))
     cell = ["step", "axis", "site", "direction", "bytes"]
     if hosts_known(recording):
         cell.append("hosts")
-        met = met.join(hosts_of_groups(recording), on="unit", how="left")
+        met = met.join(hosts_of_groups(recording), on="peer", how="left")
     path = [*cell, "path"] if hosts_known(recording) else [*cell, "group"]
     groups = (
         met.group_by([*path, "group"] if hosts_known(recording) else path)
@@ -228,11 +228,11 @@ def transfers(recording: Recording) -> PeerComparison:
         groups.with_columns(usual=common)
         .filter(pl.col("usual").is_not_null())
         .with_columns(excess=(pl.col("seconds") - pl.col("usual")) * pl.col("n"), usual=pl.col("usual") * pl.col("n"))
-        .with_columns(unit=pl.format("{} {}", "axis", "group"))
-        .group_by("step", "unit")
+        .with_columns(peer=pl.format("{} {}", "axis", "group"))
+        .group_by("step", "peer")
         .agg(pl.sum("usual"), pl.sum("excess"), computing=pl.lit(0.0))
     )
-    return _matrices(found, "unit", recording.steps)
+    return _matrices(found, "peer", recording.steps)
 
 
 def hosts_known(recording: Recording) -> bool:
@@ -241,29 +241,29 @@ def hosts_known(recording: Recording) -> bool:
 
 
 def members_of(recording: Recording) -> pl.DataFrame:
-    """Return the table (unit, rank): the ranks of every group. For a transfer that only one end
+    """Return the table (peer, rank): the ranks of every group. For a transfer that only one end
     recorded, both ends follow from the group's name."""
-    named = recording.meetings.select("rank", unit=pl.format("{} {}", "axis", "group")).unique()
-    ends = named.filter(pl.col("unit").str.contains(r"^pp \d+>\d+$"))
-    other = ends.select(rank=pl.col("unit").str.extract(r">(\d+)$").cast(named.schema["rank"]), unit="unit")
+    named = recording.meetings.select("rank", peer=pl.format("{} {}", "axis", "group")).unique()
+    ends = named.filter(pl.col("peer").str.contains(r"^pp \d+>\d+$"))
+    other = ends.select(rank=pl.col("peer").str.extract(r">(\d+)$").cast(named.schema["rank"]), peer="peer")
     return pl.concat([named, other]).unique()
 
 
 def hosts_of_groups(recording: Recording) -> pl.DataFrame:
-    """Return the table (unit, hosts, path): the number and the names of each group's hosts."""
+    """Return the table (peer, hosts, path): the number and the names of each group's hosts."""
     both = members_of(recording).join(recording.grid.select("rank", "host"), on="rank")
-    return both.group_by("unit").agg(hosts=pl.n_unique("host"), path=pl.col("host").unique().sort().str.join(" "))
+    return both.group_by("peer").agg(hosts=pl.n_unique("host"), path=pl.col("host").unique().sort().str.join(" "))
 
 
-def _matrices(found: pl.DataFrame, unit: str, steps: list[int]) -> PeerComparison:
-    units = found[unit].unique().sort().to_list() if found.height else []
-    empty = np.full((len(units), len(steps)), np.nan)
+def _matrices(found: pl.DataFrame, column_name: str, steps: list[int]) -> PeerComparison:
+    peers = found[column_name].unique().sort().to_list() if found.height else []
+    empty = np.full((len(peers), len(steps)), np.nan)
     deviation, excess, computing = empty, empty.copy(), empty.copy()
     if found.height:
-        row = np.searchsorted(np.array(units), found[unit].to_numpy())
+        row = np.searchsorted(np.array(peers), found[column_name].to_numpy())
         column = np.searchsorted(np.array(steps), found["step"].to_numpy())
         base = found["usual"].to_numpy()
         excess[row, column] = found["excess"].to_numpy()
         computing[row, column] = found["computing"].to_numpy()
         deviation[row, column] = found["excess"].to_numpy() / np.where(base > 0, base, np.inf)
-    return PeerComparison(units, steps, deviation, excess, computing)
+    return PeerComparison(peers, steps, deviation, excess, computing)

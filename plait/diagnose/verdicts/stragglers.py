@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from plait.diagnose.measured.recording import Recording, coordinates
-from plait.diagnose.verdicts.outliers import FEWEST, LEAST, MINIMUM, RECURS, SIGMA, Outlier, UnitSpread, outliers
+from plait.diagnose.verdicts.outliers import FEWEST, LEAST, MINIMUM, RECURS, SIGMA, Outlier, PeerSpread, outliers
 from plait.diagnose.verdicts.peers import (
     Lateness,
     PeerComparison,
@@ -102,7 +102,7 @@ class Verdicts:
     for a named rank as in its verdict."""
 
     stragglers: tuple[Straggler, ...]
-    spread: UnitSpread
+    spread: PeerSpread
     comparable: int
     arrivals: tuple[Arrival, ...]
     lateness: tuple[Lateness, ...] = ()
@@ -122,7 +122,7 @@ def verdicts(recording: Recording) -> Verdicts:
     """Return all verdicts on a recording."""
     work = own_work(recording)
     ranks: dict[tuple[int, ...], Straggler] = {}
-    nearest: list[tuple[UnitSpread, _Look]] = []
+    nearest: list[tuple[PeerSpread, _Look]] = []
     for look in _looks(recording, work):
         found, spread = outliers(look.work.deviation, minimum=look.least, pair_ids=look.work.pair_ids(recording.grid))
         for one in (_rank(recording, look, each) for each in found):
@@ -134,12 +134,12 @@ def verdicts(recording: Recording) -> Verdicts:
     slow = _of_hosts(list(ranks.values()), recording.grid)
     links = _links(recording, {rank for one in slow for rank in one.ranks})
     named = {rank for one in slow for rank in one.ranks}
-    rest = [one for one in nearest if one[0].unit >= 0 and one[1].work.units[one[0].unit] not in named]
+    rest = [one for one in nearest if one[0].peer >= 0 and one[1].work.peers[one[0].peer] not in named]
     spread, look = max(rest, key=lambda one: one[0].z - one[0].named_from, default=(None, None))
     return Verdicts(
         stragglers=(*slow, *links),
-        spread=replace(spread, unit=int(look.work.units[spread.unit]))
-        if spread and look else UnitSpread(effect=0.0, z=0.0, unit=-1),
+        spread=replace(spread, peer=int(look.work.peers[spread.peer]))
+        if spread and look else PeerSpread(effect=0.0, z=0.0, peer=-1),
         nearest_by=look.measure if look else "own work",
         comparable=int(np.isfinite(work.deviation).any(axis=1).sum()),
         arrivals=_arrivals(recording, work),
@@ -150,9 +150,9 @@ def verdicts(recording: Recording) -> Verdicts:
 def _looks(recording: Recording, work: PeerComparison) -> Iterator[_Look]:
     """Yield the comparisons of ranks by which stragglers are named: own work, typical work or
     processor time."""
-    minimum = MINIMUM if len(work.units) >= FEW else MINIMUM_OF_FEW
+    minimum = MINIMUM if len(work.peers) >= FEW else MINIMUM_OF_FEW
     by_the_clock = MINIMUM_OF_CROWDED if crowded(recording) else minimum
-    if len(work.units) <= PAIR:
+    if len(work.peers) <= PAIR:
         minimum = by_the_clock
     yield _Look("processor time", processor_work(recording), minimum)
     yield _Look("time in undisturbed ops", typical_work(recording), minimum)
@@ -167,10 +167,10 @@ def _latest(work: PeerComparison, slow: Sequence[Straggler]) -> tuple[Lateness, 
 
 def _rank(recording: Recording, look: _Look, one: Outlier) -> Straggler:
     work = look.work
-    rank = int(work.units[one.unit])
+    rank = int(work.peers[one.peer])
     window = slice(one.first, one.last + 1)
-    excess = float(np.nanmedian(work.excess[one.unit, window]))
-    computing = float(np.nanmedian(work.computing[one.unit, window])) / excess if excess > 0 else 1.0
+    excess = float(np.nanmedian(work.excess[one.peer, window]))
+    computing = float(np.nanmedian(work.computing[one.peer, window])) / excess if excess > 0 else 1.0
     at = recording.grid.row(by_predicate=pl.col("rank") == rank, named=True)
     return Straggler(
         what="slow processor" if computing >= 0.5 else "slow host",
@@ -233,16 +233,16 @@ def _links(recording: Recording, slow: set[int]) -> list[Straggler]:
     moved = transfers(recording)
     found, _ = outliers(moved.deviation, minimum=LINK, lower_half=hosts_known(recording))
     step = float(np.median(list(recording.seconds.values()))) if recording.seconds else 0.0
-    members = {unit: frozenset(ranks) for unit, ranks in members_of(recording).group_by("unit").agg("rank").iter_rows()}
+    members = {peer: frozenset(ranks) for peer, ranks in members_of(recording).group_by("peer").agg("rank").iter_rows()}
     kept = [
-        (one, float(np.nanmedian(moved.excess[one.unit, one.first : one.last + 1])), str(moved.units[one.unit]))
+        (one, float(np.nanmedian(moved.excess[one.peer, one.first : one.last + 1])), str(moved.peers[one.peer]))
         for one in found
-        if not members[str(moved.units[one.unit])] & slow  # a slow processor also transfers slowly
+        if not members[str(moved.peers[one.peer])] & slow  # a slow processor also transfers slowly
     ]
     if not kept or max(seconds for _, seconds, _ in kept) < MINIMUM * step:
         return []
     clearest, seconds, _ = max(kept, key=lambda each: each[1])
-    ranks, place, hosts = _shared([unit for _, _, unit in kept], members, recording.grid)
+    ranks, place, hosts = _shared([peer for _, _, peer in kept], members, recording.grid)
     if len(hosts) == 2 and place and (host := _end(moved, members, recording.grid, hosts, clearest)):
         other = next(name for name in hosts if name != host)
         ranks = tuple(sorted(recording.grid.filter(host=host)["rank"].to_list()))
@@ -252,7 +252,7 @@ def _links(recording: Recording, slow: set[int]) -> list[Straggler]:
             what="slow link", ranks=ranks, hosts=hosts, since=min(moved.steps[one.first] for one, _, _ in kept),
             until=max(moved.steps[one.last] for one, _, _ in kept), effect=clearest.effect, seconds=seconds,
             z=clearest.z, recurs=clearest.recurs, computing=0.0,
-            where=place or " and ".join(unit for _, _, unit in kept[:3]), by="transfers",
+            where=place or " and ".join(peer for _, _, peer in kept[:3]), by="transfers",
         )
     ]  # fmt: skip
 
@@ -262,11 +262,11 @@ def _shared(
 ) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
     """Return what slow groups have in common: a host, or the path between two hosts; otherwise all
     their ranks."""
-    ranks = [members[unit] for unit in slow]
+    ranks = [members[peer] for peer in slow]
     of = {rank: host for rank, host in grid.select("rank", "host").iter_rows() if host}
     if of and all(rank in of for some in ranks for rank in some):
-        axes = {unit.split()[0] for unit in slow}
-        leaving = [{of[one] for one in some if one in of} for unit, some in members.items() if unit.split()[0] in axes]
+        axes = {peer.split()[0] for peer in slow}
+        leaving = [{of[one] for one in some if one in of} for peer, some in members.items() if peer.split()[0] in axes]
         leaving = [hosts for hosts in leaving if len(hosts) > 1]
         common = sorted(set.intersection(*({of[rank] for rank in some} for some in ranks)))
         own = {host: [hosts for hosts in leaving if host in hosts] for host in common}
@@ -291,8 +291,8 @@ def _end(
     slow: list[str] = []
     for host in hosts:
         others = [
-            row for row, unit in enumerate(moved.units)
-            if len(at := {of[rank] for rank in members[str(unit)]}) == 2 and at & set(hosts) == {host}
+            row for row, peer in enumerate(moved.peers)
+            if len(at := {of[rank] for rank in members[str(peer)]}) == 2 and at & set(hosts) == {host}
         ]  # fmt: skip
         known = logs[others][:, np.isfinite(logs[others]).any(axis=0)]
         if others and known.shape[1] >= FEWEST:
@@ -320,7 +320,7 @@ def _arrivals(recording: Recording, work: PeerComparison) -> tuple[Arrival, ...]
     met = recording.met.filter(pl.col("members") > 1, pl.col("axis") != "pp")
     if met.is_empty():
         return ()
-    excess = {int(rank): float(np.nanmedian(own)) for rank, own in zip(work.units, work.excess, strict=True)}
+    excess = {int(rank): float(np.nanmedian(own)) for rank, own in zip(work.peers, work.excess, strict=True)}
     keys = ["axis", "site", "direction"]
     late = met.group_by(*keys, "last").agg(pl.first("members"), late=pl.sum("lateness"), n=pl.len())
     late = late.with_columns(share=pl.col("n") / pl.sum("n").over(keys), total=pl.sum("late").over(keys))

@@ -92,10 +92,10 @@ def _nobody(report: Report) -> str:
         "steps but the first)."
         for one in latest
     ]
-    if spread.unit >= 0:
+    if spread.peer >= 0:
         slowest.append(
             f" Nearest to being named, by {report.verdicts.nearest_by}, is rank "
-            f"{spread.unit}: z {spread.z:.1f}, from {spread.named_from:.1f} on{lasting}."
+            f"{spread.peer}: z {spread.z:.1f}, from {spread.named_from:.1f} on{lasting}."
         )
     return f"No straggler.{''.join(slowest)}"
 

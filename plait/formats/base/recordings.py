@@ -159,4 +159,4 @@ def assign_ranks(unknown: Sequence[Path], files: Mapping[int, Path]) -> dict[Pat
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Return the key of a natural sort: numbers in a name compare as numbers."""
     parts = re.split(r"(\d{1,18})", path.name)
-    return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
+    return [(int(part), "") if index % 2 else (0, part) for index, part in enumerate(parts)]

@@ -150,7 +150,7 @@ def _from_pipe(path: str) -> bytes:
     return bytes(found)
 
 
-KINDS: Mapping[type, str] = {dict: "an object", list: "a list", str: "a text"}
+JSON_TYPE_NAMES: Mapping[type, str] = {dict: "an object", list: "a list", str: "a text"}
 
 
 def at(item: Any, where: str, *keys: str, kind: type[Any] = object) -> Any:
@@ -163,7 +163,7 @@ def at(item: Any, where: str, *keys: str, kind: type[Any] = object) -> Any:
         if item is None:
             return None
     if not isinstance(item, kind):
-        raise JobError(f"not {KINDS[kind]}", key=".".join((where, *keys)))
+        raise JobError(f"not {JSON_TYPE_NAMES[kind]}", key=".".join((where, *keys)))
     return item
 
 
@@ -270,18 +270,20 @@ def apply_result(topology: Topology, result: ReadResult, where: str, over: Ignor
     share no node."""
     notes: list[str] = []
     told = result.states or result.hardware
-    if not told.keys() & topology.places.keys():
+    if not told.keys() & topology.node_index.keys():
         other, own = next(iter(told)), topology.nodes[0].name
         raise JobError(f"tells of other nodes, such as '{other}', than the topology, such as '{own}'")
-    strangers = sorted(told.keys() - topology.places.keys())
+    strangers = sorted(told.keys() - topology.node_index.keys())
     over.note("nodes under no switch", f"{where}: {strangers[0]}" if strangers else "", len(strangers))
     states = result.states
     if states and not result.partial and (quiet := [one.name for one in topology.nodes if one.name not in states]):
         notes.append(f"{where}: no state of {_some(quiet)}: taken as they were.")
     known = {
-        name: worse_state(topology.node(name).state, state) for name, state in states.items() if name in topology.places
+        name: worse_state(topology.node(name).state, state)
+        for name, state in states.items()
+        if name in topology.node_index
     }
-    made = {name: one for name, one in result.hardware.items() if name in topology.places}
+    made = {name: one for name, one in result.hardware.items() if name in topology.node_index}
     return topology.with_hardware(made).with_states(known), notes
 
 

@@ -34,7 +34,7 @@ from plait.core.base.numbers import LARGEST, as_number, is_number
 from plait.formats.base.recordings import LATEST, bytes_of_dtype, checked_rank, members_of
 
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
-KINDS = {
+EVENT_KINDS = {
     "kernel": "kernels", "gpu_memcpy": "copies", "gpu_memset": "copies", "cpu_op": "operators",
     "gpu_user_annotation": "device ranges", "user_annotation": "ranges", "cuda_runtime": "launches",
     "cuda_driver": "launches", "privateuse1_runtime": "launches", "xpu_runtime": "launches",
@@ -48,7 +48,7 @@ UNNEEDED = {
 """Known categories that are not needed."""
 RANGES = ("ranges", "device ranges")
 WORK = ("kernels", "copies", "operators")
-CODES = {kind: code for code, kind in enumerate(dict.fromkeys(KINDS.values()))}
+CODES = {kind: code for code, kind in enumerate(dict.fromkeys(EVENT_KINDS.values()))}
 LONGEST_NAME = 60
 LONGEST_KEPT = 200
 """Number of characters to which the names of events are cut."""
@@ -72,7 +72,7 @@ MOST = 2**53
 
 class Comm(NamedTuple):
     """A collective or message as recorded in a trace. group, label, ranks: name, description and
-    members of the process group, empty if unknown. place: global rank that recorded the event, None
+    members of the process group, empty if unknown. rank: global rank that recorded the event, None
     if unknown. source, target: the ranks of a message. bytes, bytes_out: input and output bytes, 0
     if unknown."""
 
@@ -80,7 +80,7 @@ class Comm(NamedTuple):
     group: str
     label: str
     ranks: tuple[int, ...]
-    place: int | None
+    rank: int | None
     source: int | None
     target: int | None
     bytes: int
@@ -165,7 +165,7 @@ class TraceEvents:
         operator: Callable[[Any, Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.over, self.kept, self.operator = over, kinds, operator
-        self.columns = {name: array("q" if place > 1 else "d") for place, name in enumerate(COLUMNS)}
+        self.columns = {name: array("q" if column > 1 else "d") for column, name in enumerate(COLUMNS)}
         self.count = 0
         self.names: dict[str, int] = {}
         self.threads: dict[str, int] = {}
@@ -182,7 +182,7 @@ class TraceEvents:
         if event.get("ph") != "X":
             return self._other(event.get("ph"))
         name, category = event.get("name"), event.get("cat")
-        kind = KINDS.get(category) if type(category) is str else None
+        kind = EVENT_KINDS.get(category) if type(category) is str else None
         if kind is None or kind in RANGES:
             if type(name) is not str or not (RANGE.match(name) or STEP.match(name)):
                 if kind is None and category not in UNNEEDED:
@@ -264,9 +264,9 @@ class TraceEvents:
         info = info if isinstance(info, dict) else {}
         groups = info.get("pg_config")
         rank = None if info.get("rank") is None else checked_rank(info["rank"])
-        places = {place for comm in self.comms if (place := comm.place) is not None}
-        if rank is None and len(places) == 1:
-            rank = places.pop()
+        recorders = {recorder for comm in self.comms if (recorder := comm.rank) is not None}
+        if rank is None and len(recorders) == 1:
+            rank = recorders.pop()
         world = info.get("world_size")
         if not (isinstance(world, int) and 0 < world <= LARGEST):
             world = 1 + max((max(comm.ranks) for comm in self.comms if comm.ranks), default=-1)
@@ -322,11 +322,11 @@ def comm_of(args: Mapping[str, Any], over: IgnoredInput) -> Comm | None:
     if any(is_number(count) and not 0 <= count <= MOST for count in counts):
         over.note("impossible sizes, taken as unknown", "In msg nelems")
     sent, came = (int(count) * item if is_number(count) and 0 <= count <= MOST else 0 for count in counts)
-    place, source, target = (_whole(args.get(key)) for key in ("Rank", "Src Rank", "Dst Rank"))
-    known = not MESSAGE.match(name) and 0 <= place < len(ranks)
+    group_rank, source, target = (_whole(args.get(key)) for key in ("Rank", "Src Rank", "Dst Rank"))
+    known = not MESSAGE.match(name) and 0 <= group_rank < len(ranks)
     return Comm(
         name=name[:200], group=str(args.get("Process Group Name") or "")[:200],
         label=str(args.get("Process Group Description") or "")[:200], ranks=ranks,
-        place=ranks[place] if known else None, source=source if source >= 0 else None,
+        rank=ranks[group_rank] if known else None, source=source if source >= 0 else None,
         target=target if target >= 0 else None, bytes=sent, bytes_out=came,
     )  # fmt: skip

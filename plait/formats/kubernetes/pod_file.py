@@ -86,30 +86,30 @@ def check_pod(settings: KubernetesSection, spec: Mapping[str, Any]) -> None:
         problem = f"would have all {settings.nodes} pods on one node"
         fix = "Leave it out; a rank table says which nodes"
         raise _error(problem, f"spec.nodeSelector.{HOSTNAME}", settings, fix)
-    for place, one in enumerate(spec.get("containers", [])):
+    for index, one in enumerate(spec.get("containers", [])):
         if one.get("name") == CONTAINER:
-            _check_ranks(one, f"spec.containers[{place}]", settings)
+            _check_ranks(one, f"spec.containers[{index}]", settings)
     ours = {"files", "shm", *(f"volume-{number}" for number in range(len(settings.volumes)))}
-    for place, one in enumerate(spec.get("volumes", [])):
+    for index, one in enumerate(spec.get("volumes", [])):
         if one.get("name") in ours and not (one["name"] == "shm" and one.keys() <= {"name", "emptyDir"}):
             problem = f"'{one['name']}' is a volume of Plait's own"
-            raise _error(problem, f"spec.volumes[{place}].name", settings, "Choose another name")
+            raise _error(problem, f"spec.volumes[{index}].name", settings, "Choose another name")
 
 
 def _check_ranks(one: Mapping[str, Any], where: str, settings: KubernetesSection) -> None:
     """Raise JobError if the user's spec of Plait's own container contradicts the run's needs."""
     _refuse(one, RANKS, where, settings)
-    for place, variable in enumerate(one.get("env", [])):
+    for index, variable in enumerate(one.get("env", [])):
         if variable.get("name") in RESERVED_VARIABLES:
             problem = f"{variable['name']} is Plait's own"
-            raise _error(problem, f"{where}.env[{place}].name", settings, "Leave it out")
+            raise _error(problem, f"{where}.env[{index}].name", settings, "Leave it out")
     for kind in ("limits", "requests"):
         if settings.gpu_resource in one.get("resources", {}).get(kind, {}):
             key, fix = f"{where}.resources.{kind}.{settings.gpu_resource}", "Write kubernetes.gpus"
             raise _error("says how many GPUs a pod has, and ranks would not know", key, settings, fix)
-    for place, mount in enumerate(one.get("volumeMounts", [])):
+    for index, mount in enumerate(one.get("volumeMounts", [])):
         if mount.get("mountPath") == FILES:
-            raise _error(f"{FILES} has the run's plan", f"{where}.volumeMounts[{place}].mountPath", settings,
+            raise _error(f"{FILES} has the run's plan", f"{where}.volumeMounts[{index}].mountPath", settings,
                          "Choose another path")  # fmt: skip
 
 
@@ -151,11 +151,11 @@ def _joined(ours: list[Any], theirs: list[Any], key: str) -> list[Any]:
 
     found = list(ours)
     for one in theirs:
-        place = next((i for i, old in enumerate(ours) if name(one) is not None and name(old) == name(one)), None)
-        if place is None:
+        index = next((i for i, old in enumerate(ours) if name(one) is not None and name(old) == name(one)), None)
+        if index is None:
             found.append(one)
         else:
-            found[place] = merged(found[place], one)
+            found[index] = merged(found[index], one)
     return found
 
 

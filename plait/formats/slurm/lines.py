@@ -123,7 +123,7 @@ def in_topological_order(nodes: Sequence[str], topology: str) -> list[str]:
         if one.get("nodes", "(null)") != "(null)" and one.get("switchname") not in inside
     }
     below = {switch for switches in inside.values() for switch in switches}
-    place: dict[str, int] = {}
+    index: dict[str, int] = {}
     seen: set[str] = set()
 
     def walk(switch: str) -> None:
@@ -133,9 +133,9 @@ def in_topological_order(nodes: Sequence[str], topology: str) -> list[str]:
         for child in inside.get(switch, ()):
             walk(child)
         for node in leaves.get(switch, ()):
-            place.setdefault(node, len(place))
+            index.setdefault(node, len(index))
 
     for switch in [*inside, *leaves]:
         if switch not in below:
             walk(switch)
-    return sorted(nodes, key=lambda node: place.get(node, len(place)))
+    return sorted(nodes, key=lambda node: index.get(node, len(index)))

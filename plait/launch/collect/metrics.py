@@ -269,7 +269,7 @@ class WandB:
         self._run.finish()
 
 
-KINDS: Mapping[str, Callable[[Path, Plan], Logger]] = {"tensorboard": TensorBoard, "wandb": WandB}
+LOGGER_CLASSES: Mapping[str, Callable[[Path, Plan], Logger]] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
 class Loggers:
@@ -279,7 +279,7 @@ class Loggers:
         self._say = say
         self._all: dict[str, Logger] = {}
         for name in names:
-            self._try(name, lambda name=name: self._all.__setitem__(name, KINDS[name](folder, plan)))
+            self._try(name, lambda name=name: self._all.__setitem__(name, LOGGER_CLASSES[name](folder, plan)))
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Pass a line of ``metrics.jsonl`` to every logger."""

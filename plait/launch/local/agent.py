@@ -30,8 +30,8 @@ from plait.core.job.collecting import collecting
 from plait.core.runs.channel import MessageLine
 from plait.launch.health.nodes import look, make_room, raise_limits
 from plait.launch.local.door import (
-    KINDS,
     LOST,
+    MESSAGE_TYPES,
     PATIENCE,
     PULSE,
     AgentMessage,
@@ -93,7 +93,7 @@ def _serve(address: str, word: str, patience: float, signals: deque[int], silenc
         lines: dict[int, socket.socket] = {}
         for rank in range(begin.first, begin.first + begin.ranks):
             end = held.enter_context(_dial(host, int(port), patience, signals))
-            MessageLine[AgentMessage](end, KINDS).send(RankConnection(word, rank))
+            MessageLine[AgentMessage](end, MESSAGE_TYPES).send(RankConnection(word, rank))
             lines[rank] = end
         _await(line, Go, silence or patience)
         if programs.RANK in begin.argv:
@@ -222,7 +222,7 @@ def _dial(host: str, port: int, patience: float, signals: Sequence[int]) -> sock
 def _connect(
     held: ExitStack, host: str, port: int, patience: float, signals: Sequence[int]
 ) -> MessageLine[AgentMessage]:
-    return MessageLine(held.enter_context(_dial(host, port, patience, signals)), KINDS)
+    return MessageLine(held.enter_context(_dial(host, port, patience, signals)), MESSAGE_TYPES)
 
 
 def _await(line: MessageLine[AgentMessage], kind: type[M], patience: float) -> M:

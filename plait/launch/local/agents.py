@@ -24,8 +24,8 @@ from plait.core.runs.channel import Channel, MessageLine
 from plait.core.topology.rank_table import RankTable
 from plait.launch.health.nodes import judge, make_room, nearly_full
 from plait.launch.local.door import (
-    KINDS,
     LOST,
+    MESSAGE_TYPES,
     PATIENCE,
     PULSE,
     AgentMessage,
@@ -209,7 +209,7 @@ class Agents:
             end, first = self._next(still, self._missing, self._forget_gone)
             self._held.enter_context(end)
             if isinstance(first, Hello):
-                self._welcome(Agent(MessageLine(end, KINDS), first))
+                self._welcome(Agent(MessageLine(end, MESSAGE_TYPES), first))
         if self._seat:
             come = [self.agents[task] for task in sorted(self.agents)]
             self.table = self._seat([agent.hello.host for agent in come])
@@ -228,7 +228,7 @@ class Agents:
             end, said = self._next(still, lambda: "the connections of some ranks", self._all_there)
             self._held.enter_context(end)
             if isinstance(said, Hello):
-                self._welcome(Agent(MessageLine(end, KINDS), said))  # a surplus agent, which is refused
+                self._welcome(Agent(MessageLine(end, MESSAGE_TYPES), said))  # a surplus agent, which is refused
             elif 0 <= said.rank < self.table.world_size:
                 channels[said.rank] = Channel(end)
         for agent in self.agents.values():

@@ -125,7 +125,7 @@ class Done:
 
 
 AgentMessage = Done | Hello | Begin | Refused | RankConnection | Go | Halted | Ended | Signalled | Kill | Alive
-KINDS = (Done, Hello, Begin, Refused, RankConnection, Go, Halted, Ended, Signalled, Kill, Alive)
+MESSAGE_TYPES = (Done, Hello, Begin, Refused, RankConnection, Go, Halted, Ended, Signalled, Kill, Alive)
 
 
 FIRST_MESSAGE_BYTES = 4096
@@ -203,7 +203,7 @@ class AgentPort:
                 continue
             if len(self._strangers) == MAX_UNIDENTIFIED:
                 self._dismiss(next(iter(self._strangers)))
-            line = MessageLine[AgentMessage](end, KINDS, most=FIRST_MESSAGE_BYTES)
+            line = MessageLine[AgentMessage](end, MESSAGE_TYPES, most=FIRST_MESSAGE_BYTES)
             self._strangers[line] = end, time.monotonic()
             self._selector.register(line, selectors.EVENT_READ, line)
 

@@ -73,10 +73,10 @@ class JobNodes:
                     f"The rank table has {', '.join(missing)}, which this Slurm job was not given. Submit the run anew."
                 )
             spare = [node for node in left if node not in table.hosts]
-            for place, host in enumerate(table.hosts):
+            for index, host in enumerate(table.hosts):
                 if host in replaced:
-                    table = table.with_host(place, spare.pop(0))
-                    say(f"{table.hosts[place]} takes the place of {host}, which was lost")
+                    table = table.with_host(index, spare.pop(0))
+                    say(f"{table.hosts[index]} takes the place of {host}, which was lost")
         else:
             count = len(self.granted) - min(self.spares, len(self.granted) - 1)
             if self.world_size % count:

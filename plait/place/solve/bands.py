@@ -296,14 +296,14 @@ class _Aim:
             return (), rows, 0
         return tuple(runs), need // width, cuts
 
-    def _next(self, slot: int, shares: int, need: int, unit: int) -> int:
+    def _next(self, slot: int, shares: int, need: int, multiple: int) -> int:
         """Return the index in ``rooms`` of the next minipod: the largest, or the smallest that
         holds its share."""
         last = len(self.rooms) - 1
         if slot < self.largest and slot < shares - 1:
             return last
         share = -(-need // (shares - slot))
-        return min(bisect_left(self.rooms, (-(-share // unit) * unit, -1)), last)
+        return min(bisect_left(self.rooms, (-(-share // multiple) * multiple, -1)), last)
 
 
 def _laid(parts: Sequence[BandPart], rows: int, most: int) -> list[list[int]] | None:

@@ -35,7 +35,7 @@ def exact(problem: Problem) -> Assignment:
             "share one minipod). Free more nodes."
         )
     cells, note = tuple(best.cells()), _named(len(best.widths), exchanged=best.exchanged)
-    if problem.unit != "both":
+    if problem.keep_together != "both":
         return Assignment(cells, note=note)
     best_known = Assignment(cells, bound=value, note=note)
     targets = _below(problem, value, known)
@@ -110,7 +110,9 @@ def _best_banding(
     def least(offer: Offer) -> float:
         return min((problem.score(max(r, offer.rows), max(c, offer.columns)) for r, c in known), default=inf)
 
-    wanted = offers(pods, rows, columns, by_rows=problem.unit != "dp", by_columns=problem.unit != "pp")
+    wanted = offers(
+        pods, rows, columns, by_rows=problem.keep_together != "dp", by_columns=problem.keep_together != "pp"
+    )
     best, key = None, (inf, inf)
     for hope, offer in sorted((least(offer), offer) for offer in wanted):
         if hope > key[0] - EPSILON:

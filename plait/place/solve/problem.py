@@ -17,7 +17,7 @@ from plait.core.base.text import counted
 from plait.core.cluster.network import Network
 from plait.core.job.communication import CommunicationMatrix, Volume, columns_of, rows_of
 
-Unit = Literal["both", "pp", "dp"]
+KeptGroups = Literal["both", "pp", "dp"]
 By = Literal["spread", "seconds"]
 Cells = tuple[int, ...]
 """The number of the pool in which each cell lies, by cell: column by column, as node ranks are."""
@@ -71,8 +71,8 @@ class Spares:
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """A placement problem. heights: cells of every column (DP group). alpha: weight of the DP
-    groups' spread; that of the PP groups (rows) is 1 - alpha. unit: the groups that a method keeps
-    together first. edges: pairs of columns that exchange activations.
+    groups' spread; that of the PP groups (rows) is 1 - alpha. keep_together: the groups that a
+    method keeps together first. edges: pairs of columns that exchange activations.
 
     price: of each node that another job gives up, in units of the score; None: no preemption.
     forbidden: (column, minipod) pairs that are not allowed. gpus: GPU type of every column; "":
@@ -84,7 +84,7 @@ class Problem:
     by: By = "spread"
     """Objective to minimise: ``spread``, the weighted number of minipods of the most spread groups
     (eq. 2 of Arnold); or ``seconds``, predicted communication of a step."""
-    unit: Unit = "both"
+    keep_together: KeptGroups = "both"
     nodes_per_cell: int = 1
     expert_cells: int = 1
     """Number of neighbouring cells of a column that exchange tokens for their experts."""
@@ -107,8 +107,8 @@ class Problem:
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise PlacementError(f"alpha = {self.alpha} is no weight. Use a number from 0 to 1.")
-        if self.unit not in ("both", "pp", "dp"):
-            raise PlacementError(f"place.unit: '{self.unit}' is no scheduling unit. Use pp, dp or both.")
+        if self.keep_together not in ("both", "pp", "dp"):
+            raise PlacementError(f"place.unit: '{self.keep_together}' is no scheduling unit. Use pp, dp or both.")
         if self.by not in ("spread", "seconds"):
             raise PlacementError(f"place.by: '{self.by}' is nothing to score by. Use spread or seconds.")
         if self.by == "seconds" and not (self.volumes and self.network):

@@ -31,9 +31,9 @@ from plait.place.solve.problem import Assignment, Cells, Problem, spread_of
 
 
 def mip(problem: Problem) -> Assignment:
-    """Return the assignment of the paper's program; PP groups are kept together unless ``unit`` is
-    ``dp``. Raises PlacementError if the program does not support the problem, or finds no placement
-    within the problem's ``limit``."""
+    """Return the assignment of the paper's program; PP groups are kept together unless
+    ``keep_together`` is ``dp``. Raises PlacementError if the program does not support the problem,
+    or finds no placement within the problem's ``limit``."""
     if not problem.is_plain or problem.spares.per_row or problem.by != "spread":
         raise PlacementError(
             "The paper's program knows equal groups only, and neither forbidden pairs, nodes to be preempted, "
@@ -41,16 +41,16 @@ def mip(problem: Problem) -> Assignment:
         )
     assert problem.shape is not None
     rows, columns = problem.shape
-    by_column = problem.unit == "dp"
-    units, size = (columns, rows) if by_column else (rows, columns)
+    by_column = problem.keep_together == "dp"
+    groups, size = (columns, rows) if by_column else (rows, columns)
     weight = 1 - problem.alpha if by_column else problem.alpha
-    solved = _solved(problem, units, size, weight)
+    solved = _solved(problem, groups, size, weight)
     if solved.x is None:
         raise PlacementError(f"The program found no placement in {problem.limit:g} s. Allow more with place.limit.")
     pods = len(problem.capacity)
     sequences: list[list[int]] = []
-    for unit in range(units):
-        counts = [round(value) for value in solved.x[pods + 1 + unit * pods : pods + 1 + (unit + 1) * pods]]
+    for group in range(groups):
+        counts = [round(value) for value in solved.x[pods + 1 + group * pods : pods + 1 + (group + 1) * pods]]
         sequences.append([pod for pod, count in enumerate(counts) for _ in range(count)])
     if by_column:
         cells = [pod for sequence in sequences for pod in sequence]
@@ -60,29 +60,29 @@ def mip(problem: Problem) -> Assignment:
     return Assignment(tuple(cells), note=note)
 
 
-def _solved(problem: Problem, units: int, size: int, weight: float) -> Any:
-    """Return HiGHS's result of the paper's program for ``units`` groups of ``size`` nodes. weight:
-    of the number of minipods used. Variables: y of every minipod, T, n of every (unit, minipod) in
-    nodes, s of every (unit, minipod)."""
+def _solved(problem: Problem, groups: int, size: int, weight: float) -> Any:
+    """Return HiGHS's result of the paper's program for ``groups`` groups of ``size`` nodes. weight:
+    of the number of minipods used. Variables: y of every minipod, T, n of every (group, minipod) in
+    nodes, s of every (group, minipod)."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, eye_array, hstack, kron
 
     free = np.array(problem.capacity, dtype=float)
-    pods, pairs = len(free), units * len(free)
+    pods, pairs = len(free), groups * len(free)
     most = np.minimum(free, size)
-    each_unit, each_pod = eye_array(units), eye_array(pods)
-    ones_units, ones_pods = csr_array(np.ones((1, units))), csr_array(np.ones((1, pods)))
+    each_group, each_pod = eye_array(groups), eye_array(pods)
+    ones_groups, ones_pods = csr_array(np.ones((1, groups))), csr_array(np.ones((1, pods)))
 
     def none(height: int, width: int) -> Any:
         return csr_array((height, width))
 
-    of_unit, of_pod = kron(each_unit, ones_pods), kron(ones_units, each_pod)
-    over_t = csr_array(np.ones((units, 1)))
-    spread = hstack([none(units, pods), -over_t, none(units, pairs), of_unit])  # (5) sum_j s_ij <= T
+    of_group, of_pod = kron(each_group, ones_pods), kron(ones_groups, each_pod)
+    over_t = csr_array(np.ones((groups, 1)))
+    spread = hstack([none(groups, pods), -over_t, none(groups, pairs), of_group])  # (5) sum_j s_ij <= T
     room = hstack([-csr_array(np.diag(free)), none(pods, 1), of_pod, none(pods, pairs)])  # (6)
-    whole = hstack([none(units, pods + 1), of_unit, none(units, pairs)])  # (7)
-    chosen = hstack([none(pairs, pods + 1), eye_array(pairs), -kron(each_unit, csr_array(np.diag(most)))])  # (8)
+    whole = hstack([none(groups, pods + 1), of_group, none(groups, pairs)])  # (7)
+    chosen = hstack([none(pairs, pods + 1), eye_array(pairs), -kron(each_group, csr_array(np.diag(most)))])  # (8)
     constraints = [
         LinearConstraint(csr_array(spread), ub=0),
         LinearConstraint(csr_array(room), ub=0),
@@ -90,7 +90,7 @@ def _solved(problem: Problem, units: int, size: int, weight: float) -> Any:
         LinearConstraint(csr_array(chosen), ub=0),
     ]
     cost = np.concatenate([np.full(pods, weight), [1 - weight], np.zeros(2 * pairs)])
-    upper = np.concatenate([np.ones(pods), [pods], np.tile(most, units), np.ones(pairs)])
+    upper = np.concatenate([np.ones(pods), [pods], np.tile(most, groups), np.ones(pairs)])
     lower = np.zeros_like(cost)
     lower[pods] = 1
     options = {"time_limit": problem.limit}
@@ -192,7 +192,9 @@ def _start(problem: Problem) -> Assignment | None:
     if problem.price is not None:
         pools = tuple(replace(pool, leaves=(*pool.leaves, pool.held), held=()) for pool in pools)
     try:
-        return exact(replace(problem, pools=pools, price=None, forbidden=frozenset(), gpus=(), unit="both", limit=0.0))
+        return exact(
+            replace(problem, pools=pools, price=None, forbidden=frozenset(), gpus=(), keep_together="both", limit=0.0)
+        )
     except PlacementError:
         return None
 

@@ -114,8 +114,8 @@ def near_ranks(ranks: int, batch: int, node: int) -> list[int]:
     >>> near_ranks(60, 1024, 8), near_ranks(7, 1024, 8), near_ranks(64, 1024, 8), near_ranks(96, 1024, 8)
     ([64, 56], [8, 6], [], [])
     """
-    unit, room = max(1, node) if ranks >= node else 1, int(NEAR_RANKS * ranks)
-    share = {one: math.gcd(batch, one) / one for one in range(ranks - room, ranks + room + 1) if one % unit == 0}
+    multiple, room = max(1, node) if ranks >= node else 1, int(NEAR_RANKS * ranks)
+    share = {one: math.gcd(batch, one) / one for one in range(ranks - room, ranks + room + 1) if one % multiple == 0}
     least = math.gcd(batch, ranks) / ranks
     better = [one for one, each in share.items() if each >= 2 * least]
     return _first(sorted(better, key=lambda one: (-share[one], abs(one - ranks))))

@@ -24,37 +24,39 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.columns.points import StrategyTable
 from plait.core.step.memory.closed_memory import device_overhead, step_memory, usable
-from plait.core.step.memory.estimate import Estimate, Memory, PlaceEstimate, estimate
+from plait.core.step.memory.estimate import Estimate, Memory, PipelineRankEstimate, estimate
 from plait.core.step.memory.memory_options import MemoryOptions
 from plait.core.step.step import Step
 from plait.plan.make import job_step
-from plait.plan.search.fits import KINDS, advice, by_kind
+from plait.plan.search.fits import MEMORY_KINDS, advice, by_kind
 from plait.plan.search.needs import P90, memory_deviation
 from plait.plan.search.request import margin_of
 
 
 @dataclass(frozen=True)
-class PlaceMemory:
-    """Memory of each device of one pp rank, in bytes. place: tensors by kind. overhead: memory that
-    holds no tensors. deviation: standard deviation of the total."""
+class DeviceMemory:
+    """Memory of each device of one pp rank, in bytes. estimate: tensors by kind. overhead: memory
+    that holds no tensors. deviation: standard deviation of the total."""
 
-    place: PlaceEstimate
+    estimate: PipelineRankEstimate
     overhead: int
     deviation: float = 0.0
 
     @staticmethod
-    def of(place: PlaceEstimate, overhead_bytes: int, overhead: Overhead, doubted: float = 0.0) -> PlaceMemory:
+    def of(
+        estimate: PipelineRankEstimate, overhead_bytes: int, overhead: Overhead, doubted: float = 0.0
+    ) -> DeviceMemory:
         """Return the memory of a pp rank with its deviation. overhead_bytes: bytes that hold no
         tensors; doubted: as in ``MemoryColumns``."""
-        moving = place.memory.activations + place.memory.buffers
-        lasting = place.memory.total - moving
+        moving = estimate.memory.activations + estimate.memory.buffers
+        lasting = estimate.memory.total - moving
         sizes = (np.array(float(size)) for size in (lasting, moving, overhead_bytes, doubted))
-        return PlaceMemory(place, overhead_bytes, float(memory_deviation(overhead, *sizes)))
+        return DeviceMemory(estimate, overhead_bytes, float(memory_deviation(overhead, *sizes)))
 
     @property
     def total(self) -> int:
         """Bytes of tensors and overhead."""
-        return self.place.memory.total + self.overhead
+        return self.estimate.memory.total + self.overhead
 
     @property
     def band(self) -> tuple[int, int]:
@@ -67,14 +69,14 @@ class MemoryReport:
     """Memory of all pp ranks. usable: bytes of a device that a plan may fill. margin: the part of
     them that must stay free."""
 
-    places: tuple[PlaceMemory, ...]
+    pp_ranks: tuple[DeviceMemory, ...]
     usable: int
     margin: Margin = NO_MARGIN
 
     @property
-    def fullest(self) -> PlaceMemory:
+    def fullest(self) -> DeviceMemory:
         """The pp rank with the fullest devices; the first one if equal."""
-        return max(self.places, key=lambda place: place.total)
+        return max(self.pp_ranks, key=lambda each: each.total)
 
     @property
     def fits(self) -> bool:
@@ -84,17 +86,17 @@ class MemoryReport:
     @property
     def safe(self) -> bool:
         """True if every device also keeps its margin free."""
-        return all(place.total + self.kept(place) <= self.usable for place in self.places)
+        return all(each.total + self.kept(each) <= self.usable for each in self.pp_ranks)
 
-    def kept(self, place: PlaceMemory) -> int:
+    def kept(self, device: DeviceMemory) -> int:
         """Return the bytes that must stay free on each device of a pp rank."""
-        return int(self.margin.reserved_bytes(place.deviation, self.usable))
+        return int(self.margin.reserved_bytes(device.deviation, self.usable))
 
     @property
     def likely(self) -> float:
         """Probability that the plan fits: the minimum over pp ranks, whose errors are taken as
         fully correlated."""
-        return min(_probability(self.usable - place.total, place.deviation) for place in self.places)
+        return min(_probability(self.usable - each.total, each.deviation) for each in self.pp_ranks)
 
     @property
     def summary(self) -> str:
@@ -113,7 +115,7 @@ class MemoryReport:
         probability to fit. gpu: True for GPUs."""
         full, (device, process) = self.fullest, ("GPU", "CUDA and NCCL") if gpu else ("rank", "the process")
         each, unit = unit_of(full.total)
-        sizes = (full.total, self.usable, full.place.memory.total, full.overhead)
+        sizes = (full.total, self.usable, full.estimate.memory.total, full.overhead)
         total, most, tensors, beside = (f"{size / each:,.{int(unit == 'GiB')}f}" for size in sizes)
         missed = "" if self.safe else ", less than plan.memory_margin asks of a search"
         return (
@@ -131,9 +133,9 @@ class MemoryReport:
         """Return a sentence on a strategy that does not fit. device: the device's name."""
         fullest = self.fullest
         more = f"{in_bytes(fullest.total - self.usable)} more than the {in_bytes(self.usable)} of {device}"
-        what = by_kind(asdict(fullest.place.memory))
+        what = by_kind(asdict(fullest.estimate.memory))
         return (
-            f"The strategy does not fit: a rank with pp rank {fullest.place.index} needs "
+            f"The strategy does not fit: a rank with pp rank {fullest.estimate.index} needs "
             f"{in_bytes(fullest.total)} ({what}, beside tensors {in_bytes(fullest.overhead)}), {more} that a plan may "
             "fill."
         )
@@ -151,16 +153,16 @@ class MemoryReport:
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the rows of a table: the header, then one row for each pp rank."""
-        yield "pp rank", "layers", *KINDS, "overhead", "total", "p10-p90", "of device", "fullest"
-        for each in self.places:
-            memory, place = each.place.memory, each.place
-            sizes = [getattr(memory, kind) for kind in KINDS]
-            layers = "+".join(str(count) for count in place.layers.values())
+        yield "pp rank", "layers", *MEMORY_KINDS, "overhead", "total", "p10-p90", "of device", "fullest"
+        for each in self.pp_ranks:
+            memory, tensors = each.estimate.memory, each.estimate
+            sizes = [getattr(memory, kind) for kind in MEMORY_KINDS]
+            layers = "+".join(str(count) for count in tensors.layers.values())
             alive = f", {memory.alive} micro-batches alive" if memory.alive > 1 else ""
             share = f"{each.total / self.usable:.0%}"
             words = [in_bytes(size) for size in (*sizes, each.overhead, each.total)]
             words.append("-".join(map(in_bytes, each.band)))
-            yield str(place.index), layers, *words, share, memory.when + alive
+            yield str(tensors.index), layers, *words, share, memory.when + alive
 
 
 def estimate_on(step: Step, cluster: Cluster, *, traffic: bool = True) -> Estimate:
@@ -178,17 +180,17 @@ def memory_report(
     known_estimate: the step's ``estimate_on`` the cluster, if the caller has it already.
     """
     known_estimate, overhead = known_estimate or estimate_on(step, cluster, traffic=False), cluster.overhead
-    moving = [place.memory.activations + place.memory.buffers for place in known_estimate.places]
+    moving = [each.memory.activations + each.memory.buffers for each in known_estimate.places]
     strategy, pp = step.strategy, len(known_estimate.places)
     points = StrategyTable.of([
-        {"pp": pp, "dp": place.dp, "cp": place.cp, "ring": strategy.ring, "tp": place.tp, **_factors(sharding)}
-        for place, sharding in zip(known_estimate.places, step.shardings, strict=True)
+        {"pp": pp, "dp": each.dp, "cp": each.cp, "ring": strategy.ring, "tp": each.tp, **_factors(sharding)}
+        for each, sharding in zip(known_estimate.places, step.shardings, strict=True)
     ])  # fmt: skip
     extra = device_overhead(overhead, points, np.array(moving, dtype=np.float64))
-    places = tuple(
-        PlaceMemory.of(place, int(more), overhead) for place, more in zip(known_estimate.places, extra, strict=True)
+    devices = tuple(
+        DeviceMemory.of(each, int(more), overhead) for each, more in zip(known_estimate.places, extra, strict=True)
     )
-    return MemoryReport(places, int(usable(cluster.device, overhead)), margin)
+    return MemoryReport(devices, int(usable(cluster.device, overhead)), margin)
 
 
 def check_fits_on(job: Job, report: MemoryReport, vocab: int, cluster: Cluster) -> None:
@@ -251,10 +253,10 @@ def closed_report(
 
     kinds = ("parameters", "gradients", "optimizer", "buffers", "activations")
     memory = Memory(**{kind: size(kind) for kind in kinds}, when="the fullest moment", alive=1)
-    index, each = int(found.place[0]), point["dp"] * point["cp"] * point["tp"]
-    place = PlaceEstimate(
+    index, each = int(found.pp_rank[0]), point["dp"] * point["cp"] * point["tp"]
+    fullest = PipelineRankEstimate(
         index=index, ranks=(index * each, (index + 1) * each - 1), dp=point["dp"], cp=point["cp"], tp=point["tp"],
         layers={index: -(-model.num_layers // point["pp"])}, share=point["micro"], memory=memory, sent={},
     )  # fmt: skip
-    filled = PlaceMemory.of(place, size("overhead"), cluster.overhead, size("doubted"))
+    filled = DeviceMemory.of(fullest, size("overhead"), cluster.overhead, size("doubted"))
     return MemoryReport((filled,), int(usable(cluster.device, cluster.overhead)), margin_of(job, cluster))

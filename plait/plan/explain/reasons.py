@@ -321,10 +321,10 @@ class ConstraintCheck:
 def check_constraints(job: Job, point: Mapping[str, int], memory: int) -> list[ConstraintCheck]:
     """Return the checks of ``plan.constraints``, in order, for a job that leaves nothing open.
     point: its strategy, as columns of ``StrategyTable``. memory: bytes of the fullest rank."""
-    places = [values | {"memory": memory} for values in _places(job, point)]
+    quantities = [values | {"memory": memory} for values in _quantities(job, point)]
     found = list[ConstraintCheck]()
     for one in map(Constraint.parse, job.plan.constraints):
-        values = list(dict.fromkeys(place[column_of(one)] for place in places))
+        values = list(dict.fromkeys(known[column_of(one)] for known in quantities))
         words = tuple(_word(one.quantity, value) for value in values)
         found.append(ConstraintCheck(one.text, all(bool(one.holds(value)) for value in values), words))
     return found
@@ -339,7 +339,7 @@ def format_constraints(checks: Sequence[ConstraintCheck]) -> list[str]:
     return [f"plan.constraints: {'; '.join(parts)}."] if parts else []
 
 
-def _places(job: Job, point: Mapping[str, int]) -> list[dict[str, int | str]]:
+def _quantities(job: Job, point: Mapping[str, int]) -> list[dict[str, int | str]]:
     """Return the quantities that constraints may limit, by name, once for each kind of pp rank. A
     schedule file gets its own name, since ``point`` has the number of 1f1b for it."""
     known = job.strategy.schedule in SCHEDULES

@@ -179,18 +179,18 @@ def _listed(jobs: Sequence[Job], chance: random.Random, noise: float) -> tuple[S
         ready = [(turn(kind), kind) for kind in queues if not kind[0] & busy]
         heapify(ready)
         while ready:
-            place, kind = heappop(ready)
+            priority, kind = heappop(ready)
             uses, duration = kind
             if uses & busy:
                 continue
-            if (moved := turn(kind)) != place:  # its NICs have less work left by now
+            if (moved := turn(kind)) != priority:  # its NICs have less work left by now
                 heappush(ready, (moved, kind))
                 continue
             job = queues[kind].pop(0)
             if not queues[kind]:
                 del queues[kind]
             elif not uses:
-                heappush(ready, (place, kind))
+                heappush(ready, (priority, kind))
             slots.append(Slot(job, chosen[job], now))
             running.append((now + duration, uses))
             busy |= uses

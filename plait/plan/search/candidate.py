@@ -58,8 +58,8 @@ class Candidate:
             "strategy": self.job.to_dict()["strategy"],
             "micro_batch_size": self.job.train.micro_batch_size,
             "memory": [
-                asdict(each.place.memory) | {"overhead": each.overhead, "total": each.total}
-                for each in self.memory.places
+                asdict(each.estimate.memory) | {"overhead": each.overhead, "total": each.total}
+                for each in self.memory.pp_ranks
             ],
             **self.memory.to_dict(),
         }

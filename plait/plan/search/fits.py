@@ -28,7 +28,7 @@ MOST_SEGMENTS = 200_000
 """Largest number of layers times slices: the length of one micro-batch's instruction list."""
 MOST_OPS = 1_000_000
 """Largest number of computations in a schedule, which is generated and checked op by op."""
-KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
 
 
 @dataclass(frozen=True)
@@ -218,12 +218,13 @@ def check_fits(job: Job, needed: Estimate, vocab: int, available: AvailableMemor
 
 
 def by_kind(memory: Mapping[str, int]) -> str:
-    """Return bytes by kind (``KINDS``) as text, the largest first; kinds with 0 bytes are left out.
+    """Return bytes by kind (``MEMORY_KINDS``) as text, the largest first; kinds with 0 bytes are
+    left out.
 
     >>> by_kind({"parameters": 1 << 30, "gradients": 2 << 30, "buffers": 0})
     'gradients 2 GiB, parameters 1 GiB'
     """
-    kinds = sorted((kind for kind in KINDS if memory.get(kind)), key=lambda kind: -memory[kind])
+    kinds = sorted((kind for kind in MEMORY_KINDS if memory.get(kind)), key=lambda kind: -memory[kind])
     return ", ".join(f"{kind} {in_bytes(memory[kind])}" for kind in kinds)
 
 

@@ -196,11 +196,11 @@ def _scheduled(name: str, fixed: Mapping[str, list[int]], *, searched: bool) -> 
             return {"schedule": [SCHEDULES.index("1f1b")]}
         raise JobError(str(error), key="strategy.schedule", fix=f"Use {', '.join(GENERATORS)}, or auto") from None
     if searched and (file := written(name)):
-        places, count = len(file.ranks), file.num_micro_batches
-        if fixed.get("pp", [places]) != [places]:
-            problem = f"{name} is for pp = {places}, but the job has pp = {fixed['pp'][0]}"
-            raise JobError(problem, key="strategy.schedule", changes=[{"strategy.pp": places}])
-        found |= {"pp": [places], "num_micro": [count]}
+        pp, count = len(file.ranks), file.num_micro_batches
+        if fixed.get("pp", [pp]) != [pp]:
+            problem = f"{name} is for pp = {pp}, but the job has pp = {fixed['pp'][0]}"
+            raise JobError(problem, key="strategy.schedule", changes=[{"strategy.pp": pp}])
+        found |= {"pp": [pp], "num_micro": [count]}
     return found
 
 

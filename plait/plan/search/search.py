@@ -33,7 +33,7 @@ from plait.core.step.memory.closed_memory import MemoryColumns, device_overhead,
 from plait.core.step.seconds.closed_form import total_seconds
 from plait.plan.explain.relax import InfeasibilityDiagnosis
 from plait.plan.search.choices import LAST_RESORT
-from plait.plan.search.fits import KINDS, by_kind
+from plait.plan.search.fits import MEMORY_KINDS, by_kind
 from plait.plan.search.needs import Needs
 from plait.plan.search.space import MOST, Cell, SearchRequest, enumerate_around, enumerate_space
 
@@ -261,7 +261,7 @@ class _Search:
     def _by_kind(self, points: StrategyTable, at: int) -> str:
         """Return the bytes on the device of the strategy at index ``at``, by kind, as text."""
         found = self._columns(points.take(slice(at, at + 1)))
-        return by_kind({kind: int(getattr(found, kind)[0]) for kind in KINDS if np.isfinite(found.allocated[0])})
+        return by_kind({kind: int(getattr(found, kind)[0]) for kind in MEMORY_KINDS if np.isfinite(found.allocated[0])})
 
     def needs(self, points: StrategyTable) -> Needs:
         """Return the bytes on the fullest device of each strategy, with the request's margin."""

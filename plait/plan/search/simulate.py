@@ -16,7 +16,7 @@ from plait.core.model.experts import refuse_experts
 from plait.core.record.records import sent_bytes
 from plait.core.record.timeline import Span
 from plait.core.step.clock.pipeline import Simulated, Simulation
-from plait.core.step.clock.places import shared_pace
+from plait.core.step.clock.pipeline_ranks import shared_pace
 from plait.core.step.clock.prices import ClusterPrices, PlacedPrices, Prices, muon_of
 from plait.core.step.memory.estimate import PipelineRankMemory
 from plait.core.step.memory.pipeline_memory import Peak
@@ -79,16 +79,16 @@ class PlanPrices(Prices):
     ranks_per_node: int = 0
     step_overhead: float = 0.0
 
-    def costs(self, place: int) -> SegmentCosts:
-        return self.plan.order_costs(place)
+    def costs(self, pp_rank: int) -> SegmentCosts:
+        return self.plan.order_costs(pp_rank)
 
-    def launches(self, place: int) -> Launches:
+    def launches(self, pp_rank: int) -> Launches:
         return Launches()
 
-    def cost_class(self, place: int) -> object:
+    def cost_class(self, pp_rank: int) -> object:
         return None
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, pp_rank: int | None = None) -> float:
         return sent_bytes(kind, int(nbytes), ranks) / BANDWIDTH
 
     def tier(self, ranks: int, stride: int) -> int:
@@ -97,7 +97,7 @@ class PlanPrices(Prices):
     def update(self, numbers: int) -> float:
         return numbers * OPTIMIZER_BYTES * FLOPS_A_BYTE / FLOPS
 
-    def muon(self, place: PipelineRank) -> float:
+    def muon(self, pipeline_rank: PipelineRank) -> float:
         def product(m: Number, k: Number, n: Number) -> Number:
             return 2 * m * k * n / FLOPS
 
@@ -105,7 +105,7 @@ class PlanPrices(Prices):
             return sent_bytes("all_to_all", int(nbytes), int(ranks)) / BANDWIDTH
 
         work = self.plan.workload
-        return muon_of(place, MuonPrices(work.matrix_steps, work.matrix_itemsize, product, exchange))
+        return muon_of(pipeline_rank, MuonPrices(work.matrix_steps, work.matrix_itemsize, product, exchange))
 
     def travel(self, source: int, target: int) -> float:
         """Return the seconds of sending all tensors one after the other, according to their reshard
@@ -124,10 +124,10 @@ MOST_PLACES = 8
 distances are shown."""
 
 
-def shown_places(count: int) -> list[int]:
+def shown_pp_ranks(count: int) -> list[int]:
     """Return the pp ranks that a picture shows.
 
-    >>> shown_places(3), shown_places(15)
+    >>> shown_pp_ranks(3), shown_places(15)
     ([0, 1, 2], [0, 2, 4, 6, 8, 10, 12, 14])
     """
     if count <= MOST_PLACES:
@@ -139,14 +139,14 @@ def step_bars(simulated: Simulated) -> list[Bar]:
     """Return the bars of computation and network, for the first rank of every shown pp rank, in a
     step in the middle of a run."""
     meshes = simulated.simulation.step.layout.meshes
-    places = {meshes[place].first: place for place in shown_places(len(meshes))}
+    pp_rank_of = {meshes[pp_rank].first: pp_rank for pp_rank in shown_pp_ranks(len(meshes))}
     spans = defaultdict[tuple[int, str], list[Span]](list)
-    for span in simulated.timeline((1,), tuple(places)).spans:
+    for span in simulated.timeline((1,), tuple(pp_rank_of)).spans:
         spans[span.rank, span.lane].append(span)
     return [
         bar
-        for rank, place in places.items()
-        for lane, name in (("processor", f"pp rank {place}"), ("network", f"pp rank {place}, network"))
+        for rank, pp_rank in pp_rank_of.items()
+        for lane, name in (("processor", f"pp rank {pp_rank}"), ("network", f"pp rank {pp_rank}, network"))
         for bar in _runs(spans[rank, lane], name, simulated.seconds)
     ]
 
@@ -190,12 +190,12 @@ def memory_curves(simulated: Simulated, step: Step, report: MemoryReport, *, gpu
     computation of the schedule."""
     run = simulated.simulation.run()
     found = list[PlotCurve]()
-    for place in shown_places(len(report.places)):
-        memory = report.places[place].place.memory
-        lasting = memory.total - memory.activations + report.places[place].overhead
-        walk, turns = PipelineRankMemory(step, place, gpu).walk(), iter(run.courses[place].turns)
+    for pp_rank in shown_pp_ranks(len(report.pp_ranks)):
+        memory = report.pp_ranks[pp_rank].estimate.memory
+        lasting = memory.total - memory.activations + report.pp_ranks[pp_rank].overhead
+        walk, turns = PipelineRankMemory(step, pp_rank, gpu).walk(), iter(run.courses[pp_rank].turns)
         points = [(0.0, float(lasting))]
-        for op in step.schedule_with_transfers.ranks[place]:
+        for op in step.schedule_with_transfers.ranks[pp_rank]:
             before, walk.peak = walk.live, Peak(0, "", 0)
             walk.run([op])
             if op.computes:
@@ -207,5 +207,5 @@ def memory_curves(simulated: Simulated, step: Step, report: MemoryReport, *, gpu
                     (end, float(lasting + walk.live)),
                 ]
         points.append((simulated.seconds, float(lasting)))
-        found.append(PlotCurve(f"pp rank {place}", points))
+        found.append(PlotCurve(f"pp rank {pp_rank}", points))
     return found

@@ -27,28 +27,28 @@ from plait.core.step.step import Step
 from plait.core.step.traffic import step_bytes, unit_traffic
 
 
-def place_volume(step: Step, index: int) -> Volume:
+def pp_rank_volume(step: Step, index: int) -> Volume:
     """Return the bytes that a rank of a pp rank holds, and those that it sends in a step along dp
     and pp. Raises JobError for a model with experts, whose volumes are not counted."""
     refuse_experts(step.model, "counted")
     one = PipelineRankMemory(step, index)
     sent = one.sent()
     return Volume(
-        weights=sum(one.place.unit_sizes.values()) * step.workload.itemsize,
+        weights=sum(one.pipeline_rank.unit_sizes.values()) * step.workload.itemsize,
         dp=sum(sent.get(axis, 0) for axis in ("params", "grads", "optim", "replicas", "secondary", "matrices")),
         pp=sent.get("pp", 0),
     )
 
 
 def expert_volume(step: Step, index: int, ep: int) -> Volume:
-    """Return the volume of a rank of a pp rank, like ``place_volume``, for a model that may have
+    """Return the volume of a rank of a pp rank, like ``pp_rank_volume``, for a model that may have
     experts. ep: ranks over which a layer's experts are divided.
 
     Tokens travel to their experts and back in forward and backward, and once more in a recomputed
     layer. A fraction (ep - 1) / ep of them leaves the rank: tokens are spread evenly over experts.
     """
     experts = step.model.experts
-    dense = place_volume(replace(step, model=without_routed_experts(step.model)), index)
+    dense = pp_rank_volume(replace(step, model=without_routed_experts(step.model)), index)
     if experts is None:
         return dense
     mesh, loads, strategy = step.layout.meshes[index], step.workload, step.strategy
@@ -106,15 +106,15 @@ def pairs_of(step: Step) -> RankPairs:
     """Return the traffic between all pairs of ranks in a step. Raises JobError for a model with
     experts."""
     sent = Counter[tuple[int, int]]()
-    for place, mesh in enumerate(step.layout.meshes):
-        known = PipelineRankMemory(step, place).sent()
+    for pp_rank, mesh in enumerate(step.layout.meshes):
+        known = PipelineRankMemory(step, pp_rank).sent()
         for axis, names in ALONG.items():
             bytes_each = sum(known.get(name, 0) for name in names)
             groups = {mesh.group_of(rank, axis) for rank in mesh.ranks} if bytes_each else set[tuple[int, ...]]()
             for group in groups:
                 for pair in _ring(group):
                     sent[pair] += bytes_each
-        for group, each in _matrices(step, place, known.get("matrices", 0)):
+        for group, each in _matrices(step, pp_rank, known.get("matrices", 0)):
             for pair in combinations(group, 2):
                 sent[pair] += each
     for one, two, count in _handed(step):
@@ -134,10 +134,10 @@ def _ring(group: Sequence[int]) -> Iterator[tuple[int, int]]:
             yield min(rank, other), max(rank, other)
 
 
-def _matrices(step: Step, place: int, bytes_each: int) -> Iterator[tuple[tuple[int, ...], int]]:
+def _matrices(step: Step, pp_rank: int, bytes_each: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield the groups that share matrices, with the bytes between two of their ranks, both
     directions together."""
-    mesh, sharding = step.layout.meshes[place], step.shardings[place]
+    mesh, sharding = step.layout.meshes[pp_rank], step.shardings[pp_rank]
     if bytes_each:
         for group in {sharing(mesh, sharding, rank) for rank in mesh.ranks}:
             yield group, 2 * bytes_each // (len(group) - 1)
@@ -147,13 +147,13 @@ def _handed(step: Step) -> Iterator[tuple[int, int, int]]:
     """Yield (pp rank, pp rank, bytes): pairs of pp ranks that send to each other, the lower first,
     with the bytes that a rank sends and receives in a step."""
     found = Counter[tuple[int, int]]()
-    for place, ops in enumerate(step.schedule_with_transfers.ranks):
+    for pp_rank, ops in enumerate(step.schedule_with_transfers.ranks):
         for op in ops:
             if op.sends:
                 edge = (op.stage, op.peer)
                 other = step.schedule.rank_of[op.peer]
-                share = step.largest_share(place)
-                found[min(place, other), max(place, other)] += step.crossing_bytes(place, edge, share)
+                share = step.largest_share(pp_rank)
+                found[min(pp_rank, other), max(pp_rank, other)] += step.crossing_bytes(pp_rank, edge, share)
     for (one, two), count in found.items():
         if one != two:
             yield one, two, count

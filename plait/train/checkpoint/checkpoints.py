@@ -330,7 +330,7 @@ def _explained(what: str) -> Iterator[None]:
 
 # ---- agreement between ranks ----
 
-KINDS: Mapping[str, type[PlaitError]] = {"checkpoint": CheckpointError, "lost": RunLost}
+SHARED_ERRORS: Mapping[str, type[PlaitError]] = {"checkpoint": CheckpointError, "lost": RunLost}
 """Errors that keep their class on other ranks."""
 
 
@@ -383,7 +383,7 @@ def _encode_error(error: Exception | None, rank: int) -> dict[str, Any] | None:
     """Return an error as plain values, to send to the other ranks."""
     if error is None:
         return None
-    for kind, one in KINDS.items():
+    for kind, one in SHARED_ERRORS.items():
         if isinstance(error, one):
             return {"kind": kind, "text": str(error)}
     if isinstance(error, OSError):  # with its errno: other ranks recognize a full disk by it
@@ -393,8 +393,8 @@ def _encode_error(error: Exception | None, rank: int) -> dict[str, Any] | None:
 
 
 def _decode_error(fields: dict[str, Any]) -> Exception:
-    if fields["kind"] in KINDS:
-        return KINDS[fields["kind"]](fields["text"])
+    if fields["kind"] in SHARED_ERRORS:
+        return SHARED_ERRORS[fields["kind"]](fields["text"])
     if fields["kind"] == "system":
         return OSError(*fields["args"])
     return RuntimeError(fields["text"])

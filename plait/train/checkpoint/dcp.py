@@ -67,11 +67,11 @@ def tensors_in(folder: Path) -> dict[str, StoredTensor]:
         if file.stat().st_size > LARGEST:
             raise ValueError(f"more than {LARGEST} bytes")
         whole = _state(read(file.read_bytes()), "Metadata")
-        places: dict[tuple[str, tuple[int, ...]], Any] = {}
+        storage: dict[tuple[str, tuple[int, ...]], Any] = {}
         for index, info in assert_kind(whole["storage_data"], Pairs).items:
             at = _state(index, "MetadataIndex")
             if at.get("offset") is not None:
-                places[at["fqn"], _size(at["offset"])] = _fields(info)
+                storage[at["fqn"], _size(at["offset"])] = _fields(info)
         found: dict[str, StoredTensor] = {}
         for name, about in assert_kind(whole["state_dict_metadata"], Pairs).named().items():
             if assert_kind(about, PickledObject).of != Named(_KINDS, "TensorStorageMetadata"):
@@ -80,15 +80,15 @@ def tensors_in(folder: Path) -> dict[str, StoredTensor]:
             dtype = assert_kind(fields["properties"], PickledObject).state[0]
             if not isinstance(dtype, Named) or dtype.module != "torch" or dtype.name not in _CODES:
                 continue
-            chunks = tuple(_chunk(name, one, places) for one in fields["chunks"])
+            chunks = tuple(_chunk(name, one, storage) for one in fields["chunks"])
             found[name] = StoredTensor(folder, name, _CODES[dtype.name], _size(fields["size"]), chunks)
     return found
 
 
-def _chunk(name: str, about: Any, places: Mapping[tuple[str, tuple[int, ...]], Any]) -> Chunk:
+def _chunk(name: str, about: Any, storage: Mapping[tuple[str, tuple[int, ...]], Any]) -> Chunk:
     fields = _fields(about)
     start, sizes = _size(fields["offsets"]), _size(fields["sizes"])
-    info = places[name, start]
+    info = storage[name, start]
     if info.get("transform_descriptors") is not None:
         raise ValueError(f"'{name}' is compressed or encrypted ({info['transform_descriptors']}), which is not read")
     file = assert_kind(info["relative_path"], str)

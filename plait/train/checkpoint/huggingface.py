@@ -31,7 +31,7 @@ from plait.train.checkpoint.weight_files import (
     Stored,
     StoredPiece,
     check_config,
-    place,
+    stored_piece,
     stored_tensors,
 )
 from plait.train.model.pieces import Piece, pieces
@@ -57,7 +57,7 @@ def load(model: Share, folder: Path) -> None:
     tensors = _Tensors(stored_tensors(model.spec, folder))
 
     def value(piece: Piece) -> Tensor:
-        at = place(model.spec, piece)
+        at = stored_piece(model.spec, piece)
         if not math.prod(piece.local_shape):
             return torch.empty(piece.local_shape)
         found = tensors.cut(at.name, at.ranges(piece)).to(dtype)
@@ -154,7 +154,7 @@ def contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, StoredPiece]]]:
     check_family(spec)
     found: dict[str, list[tuple[Piece, StoredPiece]]] = {}
     for piece in pieces(spec, Strategy(), 0):
-        at = place(spec, piece)
+        at = stored_piece(spec, piece)
         name = at.name if at.name == HEAD else PREFIX[spec.family] + at.name
         found.setdefault(name, []).append((piece, at))
     return found

@@ -267,18 +267,18 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 def _spread(tensors: Sequence[Tensor], ranks: Sequence[int], me: int, group: dist.ProcessGroup | None) -> None:
     """Broadcast tensors from the first of ``ranks`` to all others, along a binomial tree, in
     ceil(log2 n) rounds."""
-    place, step = ranks.index(me), 1
+    position, step = ranks.index(me), 1
     buffer = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
     views = list(zip(tensors, buffer.split([tensor.nbytes for tensor in tensors]), strict=True))
-    if place == 0:
+    if position == 0:
         for tensor, view in views:
             view.copy_(tensor.reshape(-1).view(torch.uint8))
     while step < len(ranks):
-        if place < step and place + step < len(ranks):
-            dist.send(buffer, group=group, group_dst=ranks[place + step])
-        elif step <= place < 2 * step:
-            dist.recv(buffer, group=group, group_src=ranks[place - step])
+        if position < step and position + step < len(ranks):
+            dist.send(buffer, group=group, group_dst=ranks[position + step])
+        elif step <= position < 2 * step:
+            dist.recv(buffer, group=group, group_src=ranks[position - step])
         step *= 2
-    if place:
+    if position:
         for tensor, view in views:
             tensor.copy_(view.clone().view(tensor.dtype).view(tensor.shape))  # a view needs its dtype's alignment

@@ -292,7 +292,7 @@ class StoredPiece:
         return tuple(slice(*b) for b in (reversed(bounds) if self.transposed else bounds))
 
 
-def place(spec: ModelSpec, piece: Piece) -> StoredPiece:
+def stored_piece(spec: ModelSpec, piece: Piece) -> StoredPiece:
     """Return the position of ``piece`` (a logical tensor) in Hugging Face's files."""
     head, _, tail = piece.name.rpartition(".")
     layer, rest = None, head
@@ -313,8 +313,8 @@ def place(spec: ModelSpec, piece: Piece) -> StoredPiece:
 def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Return name, without the family's prefix, and shape of every tensor in a folder of this
     model."""
-    places = (place(spec, piece) for piece in pieces(spec, Strategy(), 0))
-    return {at.name: at.shape for at in places}
+    stored = (stored_piece(spec, piece) for piece in pieces(spec, Strategy(), 0))
+    return {at.name: at.shape for at in stored}
 
 
 # ---- headers of safetensors files ----

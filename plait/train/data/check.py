@@ -112,7 +112,7 @@ class _Count:
         self.files: Sequence[SourceFile] = ()
         self.tokens, self.documents = Counter[SplitName](), Counter[SplitName]()
         self.lowest = 1.0
-        """The least ``place`` of the training documents."""
+        """The least ``hash_fraction`` of the training documents."""
         self.complete = False
         self._read = 0
 
@@ -194,7 +194,7 @@ class _Count:
             with _of("data.tokenizer"), quiet():
                 self.tokens[split] += len(self.tokenizer.encode(document.text))
         if split == "train":
-            self.lowest = min(self.lowest, document.place)
+            self.lowest = min(self.lowest, document.hash_fraction)
         self.documents[split] += 1
         self._read += len(document.text)
         return split

@@ -56,14 +56,14 @@ class Document:
     offset: int
 
     @property
-    def place(self) -> float:
+    def hash_fraction(self) -> float:
         """A number in [0, 1) that depends on the content only; below ``eval_fraction`` the document
         is for evaluation."""
         return int.from_bytes(hashlib.blake2b(self.text, digest_size=6).digest(), "big") / 2**48
 
     def split(self, eval_fraction: float) -> SplitName:
         """Return the document's split."""
-        return "eval" if self.place < eval_fraction else "train"
+        return "eval" if self.hash_fraction < eval_fraction else "train"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,7 @@ def prepare(
             found = _look(out, made_from)
             if found.corpus:  # another process made it while this one waited
                 return found.corpus
-            draft = Draft(_place_of(out, made_from, alone=alone), _dtype(tokenizer), settings.shard_tokens)
+            draft = Draft(_draft_folder(out, made_from, alone=alone), _dtype(tokenizer), settings.shard_tokens)
             if found.damage:
                 known = "Its sources are unchanged, so the" if found.index else "The"
                 say(f"warning: {found.damage}. {known} corpus is prepared again")
@@ -152,7 +152,7 @@ def prepare(
     )
 
 
-def _place_of(out: Path, made_from: tuple[str, str], *, alone: bool) -> Path:
+def _draft_folder(out: Path, made_from: tuple[str, str], *, alone: bool) -> Path:
     """Return the folder beside ``out`` to write into: that of an earlier, killed preparation of the
     same corpus, if no other process is writing. Drafts of other corpora are then removed."""
     name = f".{out.name}.tmp-"

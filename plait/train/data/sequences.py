@@ -279,11 +279,11 @@ class Batches:
     def windows_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return the index in the view of each sequence number of the stream: int64, same shape
         [n]."""
-        epochs, places = np.divmod(numbers, self.windows)
+        epochs, positions = np.divmod(numbers, self.windows)
         result = np.empty(len(numbers), np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            result[here] = _permute(places[here], self.windows, f"{self.seed}/{epoch}")
+            result[here] = _permute(positions[here], self.windows, f"{self.seed}/{epoch}")
         return result
 
     def gather(self, numbers: np.ndarray) -> Sequences:
@@ -297,8 +297,8 @@ class Batches:
         return Sequences(tokens, targets, starts if self.view.masks else None)
 
 
-def _permute(places: np.ndarray, size: int, key: str) -> np.ndarray:
-    """Return the images of ``places`` under the permutation of ``range(size)`` named by ``key``:
+def _permute(positions: np.ndarray, size: int, key: str) -> np.ndarray:
+    """Return the images of ``positions`` under the permutation of ``range(size)`` named by ``key``:
     int64, same shape [n].
 
     A Feistel network on the smallest even number of bits that holds ``size``, walked until the
@@ -316,7 +316,7 @@ def _permute(places: np.ndarray, size: int, key: str) -> np.ndarray:
             left, right = right, left ^ (_mix(right + keys[number]) & mask)
         return (left << half) | right
 
-    result = walk(places.astype(np.uint64))
+    result = walk(positions.astype(np.uint64))
     while (outside := result >= np.uint64(size)).any():
         result[outside] = walk(result[outside])
     return result.astype(np.int64)

@@ -69,11 +69,11 @@ class SplitWriter:
         """Append ``ids`` [tokens] to the stream. ends: document ends in them, each the position
         after a document's last token."""
         if ends:
-            places = (np.asarray(ends, END) + self.tokens).tobytes()
+            encoded = (np.asarray(ends, END) + self.tokens).tobytes()
             if self._ends is None:
                 self._ends = FileIO(self.folder / ends_name(self.name), "ab")
-            _write(self._ends, places)
-            self._ends_crc, self.documents = zlib.crc32(places, self._ends_crc), self.documents + len(ends)
+            _write(self._ends, encoded)
+            self._ends_crc, self.documents = zlib.crc32(encoded, self._ends_crc), self.documents + len(ends)
         ids = ids.astype(self.dtype)
         while len(ids):
             if self._file is None:

@@ -4,12 +4,12 @@ stream; here the order of the sources is decided.
 
 Shares are exact at every number: after n sequences a source of weight w has given more than n w / W
 - 1 and fewer than n w / W + 1 of them, where W is the sum of all weights. Sources are ordered by
-earliest deadline: item j of a source may come from place floor(j W / w) on and must come before
+earliest deadline: item j of a source may come from position floor(j W / w) on and must come before
 place ceil((j + 1) W / w), and of the items that may come, the one with the earliest deadline does.
 With shares that add up to one, every item then meets its deadline (Baruah, Cohen, Plaxton, Varvel:
 Proportionate Progress, Algorithmica 15, 1996, in the case of one processor).
 
-The order repeats after W places, so W is kept small: weights are taken as exact fractions, or
+The order repeats after W positions, so W is kept small: weights are taken as exact fractions, or
 rounded to multiples of 1 / ``MOST`` if W would exceed ``MOST``.
 """
 
@@ -77,34 +77,34 @@ class Order:
     def sources(self, start: int, count: int) -> np.ndarray:
         """Return the index of the source at each position ``start .. start + count``: int32
         [count]."""
-        places = np.arange(start, start + count, dtype=np.int64) % self.period
-        self._extend(int(places.max()) + 1 if count else 0)
-        return self._sources[places]
+        positions = np.arange(start, start + count, dtype=np.int64) % self.period
+        self._extend(int(positions.max()) + 1 if count else 0)
+        return self._sources[positions]
 
-    def before(self, place: int) -> np.ndarray:
-        """Return how often each source occurs before position ``place`` of the order: int64
+    def before(self, position: int) -> np.ndarray:
+        """Return how often each source occurs before ``position`` of the order: int64
         [sources]."""
-        rounds, rest = divmod(place, self.period)
+        rounds, rest = divmod(position, self.period)
         self._extend(rest)
         return np.array(self.weights, np.int64) * rounds + np.bincount(
             self._sources[:rest], minlength=len(self.weights)
         )
 
-    def _extend(self, places: int) -> None:
-        """Compute the order up to position ``places``, in blocks."""
+    def _extend(self, stop: int) -> None:
+        """Compute the order up to ``stop``, in blocks."""
         weights, whole, counts = self.weights, self.period, self._counts
-        while len(self._sources) < min(places, whole):
+        while len(self._sources) < min(stop, whole):
             begin = len(self._sources)
             found = np.empty(min(_BLOCK, whole - begin), np.int32)
-            for place in range(begin, begin + len(found)):
+            for position in range(begin, begin + len(found)):
                 best, choice = 0, -1
                 for source, weight in enumerate(weights):
-                    if counts[source] * whole < (place + 1) * weight:
+                    if counts[source] * whole < (position + 1) * weight:
                         deadline = -(-(counts[source] + 1) * whole // weight)
                         if choice < 0 or deadline < best:
                             best, choice = deadline, source
                 counts[choice] += 1
-                found[place - begin] = choice
+                found[position - begin] = choice
             self._sources = np.concatenate([self._sources, found])
 
 
@@ -112,7 +112,7 @@ class Mixture:
     """An order of sources whose weights changed at certain positions, for example when sources were
     added.
 
-    phases: (first place, weights of all sources; 0 for a source that is not in the mixture yet).
+    phases: (first position, weights of all sources; 0 for a source that is not in the mixture yet).
 
     >>> mixture = Mixture([(0, (1, 0)), (4, (1, 1))])
     >>> [array.tolist() for array in mixture.items(2, 6)]
@@ -130,10 +130,10 @@ class Mixture:
         for number in range(1, len(self.phases)):
             self._items_before.append(self._before(number - 1, self.phases[number][0]))
 
-    def before(self, place: int) -> np.ndarray:
-        """Return how often each source occurs before position ``place`` of the mixture: int64
+    def before(self, position: int) -> np.ndarray:
+        """Return how often each source occurs before ``position`` of the mixture: int64
         [sources]."""
-        return self._before(self._phase(place), place)
+        return self._before(self._phase(position), position)
 
     def items(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return, for the positions ``start .. start + count``, the source of each, and the index
@@ -141,24 +141,24 @@ class Mixture:
         sources, items = np.empty(count, np.int64), np.empty(count, np.int64)
         done = 0
         while done < count:
-            place, number = start + done, self._phase(start + done)
+            position, number = start + done, self._phase(start + done)
             last = self.phases[number + 1][0] if number + 1 < len(self.phases) else start + count
-            here = slice(done, min(count, done + last - place))
+            here = slice(done, min(count, done + last - position))
             first = self.phases[number][0]
-            chosen = self._present[number][self._orders[number].sources(place - first, here.stop - done)]
+            chosen = self._present[number][self._orders[number].sources(position - first, here.stop - done)]
             sources[here] = chosen
-            for source, given in enumerate(self._before(number, place).tolist()):
+            for source, given in enumerate(self._before(number, position).tolist()):
                 mine = chosen == source
                 items[here][mine] = given + np.arange(mine.sum())
             done = here.stop
         return sources, items
 
-    def _phase(self, place: int) -> int:
-        return max(number for number, (start, _) in enumerate(self.phases) if start <= place)
+    def _phase(self, position: int) -> int:
+        return max(number for number, (start, _) in enumerate(self.phases) if start <= position)
 
-    def _before(self, number: int, place: int) -> np.ndarray:
+    def _before(self, number: int, position: int) -> np.ndarray:
         found = self._items_before[number].copy()
-        found[self._present[number]] += self._orders[number].before(place - self.phases[number][0])
+        found[self._present[number]] += self._orders[number].before(position - self.phases[number][0])
         return found
 
 

@@ -25,13 +25,13 @@ from plait.train.model.warm_up import Slice, WarmUp
 
 
 class Statement(NamedTuple):
-    """Versions and hashes that must agree between ranks. place: pipeline rank, whose ranks all have
-    the same instruction lists."""
+    """Versions and hashes that must agree between ranks. pp_rank: pipeline rank, whose ranks all
+    have the same instruction lists."""
 
     version: str
     plan: str
     schedule: str
-    place: int
+    pp_rank: int
     lists: str
 
 
@@ -43,12 +43,12 @@ def statement(part: RankPart) -> Statement:
             words = " ".join(f"{action.verb}:{action.op}" for action, _ in programme)
             lists.update(f"{stage} {phase} {words}\n".encode())
     schedule = hashlib.sha256(str(part.pipeline.schedule).encode()).hexdigest()
-    return Statement(plait.__version__, part.plan.hash, schedule, part.groups.place, lists.hexdigest())
+    return Statement(plait.__version__, part.plan.hash, schedule, part.groups.pp_rank, lists.hexdigest())
 
 
 def agree(part: RankPart) -> None:
     """Raise ScheduleError on every rank if ranks disagree. The error names the ranks that differ
-    from rank 0 (for lists: from the first rank of their ``place``), and in what."""
+    from rank 0 (for lists: from the first rank of their ``pp_rank``), and in what."""
     own = statement(part)
     raise_if_different([Statement(*one) for one in gather(own)])
 
@@ -56,12 +56,16 @@ def agree(part: RankPart) -> None:
 def raise_if_different(statements: Sequence[Statement]) -> None:
     """Raise the error of ``agree``. statements: the statements of all ranks, in the order of
     ranks."""
-    first = {one.place: one for one in reversed(statements)}
+    first = {one.pp_rank: one for one in reversed(statements)}
     checks: list[tuple[str, Callable[[Statement], tuple[str, str]], str]] = [
         ("version of Plait", lambda one: (one.version, statements[0].version), "every host needs the same"),
         ("plan", lambda one: (one.plan, statements[0].plan), "every host needs the same plan.json"),
         ("pipeline schedule", lambda one: (one.schedule, statements[0].schedule), "every host needs the same software"),
-        ("order of segment ops", lambda one: (one.lists, first[one.place].lists), "the hosts computed different costs"),
+        (
+            "order of segment ops",
+            lambda one: (one.lists, first[one.pp_rank].lists),
+            "the hosts computed different costs",
+        ),
     ]
     for what, pair, why in checks:
         others = [rank for rank, one in enumerate(statements) if len(set(pair(one))) > 1]
@@ -106,7 +110,7 @@ def compile_ahead(part: RankPart) -> Compilation:
 def _compile(part: RankPart) -> int:
     from plait.train.model import compiled as ours  # the compiler takes seconds to import
 
-    plan, place = part.plan, part.groups.place
+    plan, pp_rank = part.plan, part.groups.pp_rank
     kernels, before = ours.compiled(), ours.compiler().variants
     for model in part.models.stages:
         spec = model.spec
@@ -118,16 +122,16 @@ def _compile(part: RankPart) -> int:
             share if (share := padding_start(model.embedding, spec.vocab)) < model.embedding.rows else None,
             bool(spec.dropout or spec.attention_dropout),
         )
-        warm.run(kernels, _slices(part, place, spec.levels))
+        warm.run(kernels, _slices(part, pp_rank, spec.levels))
     return ours.compiler().variants - before
 
 
-def _slices(part: RankPart, place: int, levels: int) -> list[Slice]:
+def _slices(part: RankPart, pp_rank: int, levels: int) -> list[Slice]:
     """Return one slice of each kind to compile for. A slice of one sequence is another kind than a
     slice of several."""
     plan = part.plan
     rows = plan.rows_of(part.rank, plan.workload.micro_batch)
-    tp, tokens = plan.strategy_of(place).tp, plan.workload.sequence // plan.strategy.cp
+    tp, tokens = plan.strategy_of(pp_rank).tp, plan.workload.sequence // plan.strategy.cp
     found: dict[tuple[object, ...], Slice] = {}
     for one in (plan.strategy, *plan.choices.strategies):
         for samples in slice_sizes(rows.stop - rows.start, one.p1):

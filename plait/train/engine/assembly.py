@@ -133,12 +133,12 @@ class RankPart:
         return replace(self, plan=plan)
 
     def _interpreter(self, schedule: Schedule) -> PipelineExecutor:
-        plan, place, recorder = self.plan, self.groups.place, self.recorder if schedule.trains else None
-        load = Load(plan.largest_share(place), plan.workload.sequence, plan.costs)
+        plan, pp_rank, recorder = self.plan, self.groups.pp_rank, self.recorder if schedule.trains else None
+        load = Load(plan.largest_share(pp_rank), plan.workload.sequence, plan.costs)
         executors = {
             model.stage.index: make_executor(
                 model,
-                plan.strategy_of(place),
+                plan.strategy_of(pp_rank),
                 self.groups.tp,
                 load,
                 RankContext(self.device, recorder, plan.seed),
@@ -148,7 +148,7 @@ class RankPart:
             )
             for model in self.models.stages
         }
-        return PipelineExecutor(schedule, plan.names, place, executors, self.courier)
+        return PipelineExecutor(schedule, plan.names, pp_rank, executors, self.courier)
 
 
 def assemble(
@@ -161,7 +161,7 @@ def assemble(
         [
             Transformer(
                 plan.model,
-                plan.strategy_of(groups.place),
+                plan.strategy_of(groups.pp_rank),
                 ModelCut(
                     tp_rank=groups.tp_rank,
                     stage=plan.stages[stage],
@@ -173,7 +173,7 @@ def assemble(
                 dtype=torch_dtype(plan.workload.precision),
                 device=device.torch_device,
             )
-            for stage in plan.schedule.stages_of(groups.place)
+            for stage in plan.schedule.stages_of(groups.pp_rank)
         ]
     )
     gradients = Gradients(models)

@@ -139,9 +139,9 @@ def _slices(
         context = SliceContext(samples, own, dropout, turns, shared.kernels)
         if batch.starts is not None:
             documents = _documents(batch.starts[cut], next(there), next(there), spread)
-            own_places = documents.places[first : first + local]
-            of_places = rope and rope.at(documents.places)
-            context = replace(context, documents=documents, own_places=own_places, rotary=of_places)
+            own_positions = documents.positions[first : first + local]
+            tables = rope and rope.at(documents.positions)
+            context = replace(context, documents=documents, own_positions=own_positions, rotary=tables)
         yield _Slice(
             number,
             cut,
@@ -189,7 +189,7 @@ def _segment(
         case "leave":
             return Leave(**at_end, previous=before)
         case "down":
-            crosses = ("up", layer) not in graph.places
+            crosses = ("up", layer) not in graph.segment_index
             return DownSegment(
                 **at_end, previous=before, skip=f"skip{layer}", module=model.downs[layer], crosses=crosses
             )

@@ -52,19 +52,19 @@ class Lanes:
 
     def __init__(self, plan: Plan, rank: int, device: RankDevice, log: Log | None = None) -> None:
         self.rank, self.device, self.dtype = rank, device, torch_dtype(plan.workload.precision)
-        places, meshes = plan.schedule.rank_of, plan.layout.meshes
+        pp_rank_of, meshes = plan.schedule.rank_of, plan.layout.meshes
         here = plan.layout.pp_rank_of(rank)
         every = [item for reshards in plan.reshards.values() for item in reshards.items()]
-        channels = sorted({(places[a], places[b]) for (a, b), _ in every})
+        channels = sorted({(pp_rank_of[a], pp_rank_of[b]) for (a, b), _ in every})
         self._lanes: dict[Channel, Lane] = {}
         for channel in channels:  # in the same order on all ranks
             if here in channel:
-                ranks = [each for place in channel for each in meshes[place].ranks]
+                ranks = [each for pp_rank in channel for each in meshes[pp_rank].ranks]
                 messages = log.messages(ranks, f"lane {channel[0]}-{channel[1]}") if log else None
                 self._lanes[channel] = Lane(device, ranks, messages)
         for (a, b), named in sorted(every, key=lambda item: item[0]):
-            for reshard in named.values() if (places[a], places[b]) in self._lanes else ():
-                self._lanes[places[a], places[b]].prepare(reshard)
+            for reshard in named.values() if (pp_rank_of[a], pp_rank_of[b]) in self._lanes else ():
+                self._lanes[pp_rank_of[a], pp_rank_of[b]].prepare(reshard)
 
     def __getitem__(self, channel: Channel) -> Lane:
         return self._lanes[channel]

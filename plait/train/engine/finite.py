@@ -85,7 +85,7 @@ class _FiniteSearch:
         self.units, self.gradients = optimizer.model.units, optimizer.gradients
         names = [piece.name for piece in pieces(optimizer.model.spec, Strategy(), 0)]
         self.names = list(dict.fromkeys(names))
-        self._place = {name: place for place, name in enumerate(self.names, FINE + 1)}
+        self._index = {name: index for index, name in enumerate(self.names, FINE + 1)}
 
     def first(self, tensors: Mapping[Unit, Tensor]) -> int:
         """Return the index of the first such tensor among tensors of this rank's optimizer."""
@@ -114,21 +114,21 @@ class _FiniteSearch:
         if not shards:
             for unit, store in self.units.items():
                 look(store, self.gradients.shards[unit])
-        return min((place for place in found if place != FINE), default=FINE)
+        return min((index for index in found if index != FINE), default=FINE)
 
-    def agree(self, groups: Groups, places: Sequence[int]) -> list[str]:
-        """Return a text for each of ``places``: the first such tensor of all ranks and the first
+    def agree(self, groups: Groups, indices: Sequence[int]) -> list[str]:
+        """Return a text for each of ``indices``: the first such tensor of all ranks and the first
         rank that has it; empty if there is none."""
-        rows = torch.zeros((groups.world.size, len(places)), dtype=torch.float64, device=self.gradients.flat.device)
-        rows[groups.world.rank] = rows.new_tensor(places)
+        rows = torch.zeros((groups.world.size, len(indices)), dtype=torch.float64, device=self.gradients.flat.device)
+        rows[groups.world.rank] = rows.new_tensor(indices)
         found: list[str] = []
         for kind in sum_over(groups.world, rows).long().T.tolist():
-            place, rank = min(((place, rank) for rank, place in enumerate(kind) if place != FINE), default=(FINE, 0))
-            found.append(f"{self.names[place - 1]} on rank {rank}" if place != FINE else "")
+            index, rank = min(((index, rank) for rank, index in enumerate(kind) if index != FINE), default=(FINE, 0))
+            found.append(f"{self.names[index - 1]} on rank {rank}" if index != FINE else "")
         return found
 
     def _first(self, boxes: Iterable[tuple[ShardBox, Tensor]]) -> int:
-        return min((self._place[held.piece.name] for held, tensor in boxes if not _is_finite(held.of(tensor))),
+        return min((self._index[held.piece.name] for held, tensor in boxes if not _is_finite(held.of(tensor))),
                    default=FINE)  # fmt: skip
 
 

@@ -27,16 +27,16 @@ AXES: tuple[Axis, ...] = (*get_args(Level), "secondary")
 class Groups:
     """One rank's coordinates in the layout, and its process groups.
 
-    place: index of its mesh (pipeline rank). replica, tp_rank: coordinates in the mesh. tp, world:
-    sums over its tensor-parallel group, and over all ranks. sharding: sizes of the sharding levels
-    over ranks that hold the same weights; shards: the groups, by axis. sequence: groups that share
-    its sequences. tied: the ranks of first and last stage with which it sums the gradient of tied
-    embeddings; tie: which part. matrices: the ranks with which it shares matrices that Muon needs
-    whole.
+    pp_rank: index of its mesh (pipeline rank). replica, tp_rank: coordinates in the mesh. tp,
+    world: sums over its tensor-parallel group, and over all ranks. sharding: sizes of the sharding
+    levels over ranks that hold the same weights; shards: the groups, by axis. sequence: groups that
+    share its sequences. tied: the ranks of first and last stage with which it sums the gradient of
+    tied embeddings; tie: which part. matrices: the ranks with which it shares matrices that Muon
+    needs whole.
     """
 
     layout: Layout
-    place: int
+    pp_rank: int
     replica: int
     tp_rank: int
     tp: Wire
@@ -51,7 +51,7 @@ class Groups:
     @property
     def mesh(self) -> Mesh:
         """The mesh of this rank."""
-        return self.layout.meshes[self.place]
+        return self.layout.meshes[self.pp_rank]
 
 
 def open_groups(plan: Plan, rank: int, device: RankDevice, log: Log | None = None) -> Groups:
@@ -63,8 +63,8 @@ def open_groups(plan: Plan, rank: int, device: RankDevice, log: Log | None = Non
     gloo gets no group of more ranks than a tree's star has: collectives of the world use the tree.
     """
     layout, cut = plan.layout, plan.sequence_cut
-    place = layout.pp_rank_of(rank)
-    own, tie = layout.meshes[place], plan.tie(rank)
+    pp_rank = layout.pp_rank_of(rank)
+    own, tie = layout.meshes[pp_rank], plan.tie(rank)
 
     def open_group(group: Sequence[int], label: str) -> Wire:
         if label == "world" and device.backend == "gloo" and len(group) > FAN + 1:
@@ -76,20 +76,20 @@ def open_groups(plan: Plan, rank: int, device: RankDevice, log: Log | None = Non
     everybody, muon = tuple(range(layout.world_size)), plan.workload.optimizer == "muon"
     tp = open_group(own.group_of(rank, "tp"), "tp")
     shards: dict[Axis, Wire] = {
-        axis: open_group(_shard_group(own, rank, plan.shardings[place], axis), axis) for axis in AXES
+        axis: open_group(_shard_group(own, rank, plan.shardings[pp_rank], axis), axis) for axis in AXES
     }
     heads, ring = (open_group(_sequence_group(own, rank, cut, kind), kind) for kind in ("ulysses", "ring"))
     return Groups(
         layout,
-        place,
+        pp_rank,
         own.replica(rank),
         own.coordinates(rank)["tp"],
         tp,
         # A tensor-parallel group of all ranks is also the world: between lists it runs no collective.
         tp if own.group_of(rank, "tp") == everybody else open_group(everybody, "world"),
         open_group(tie.ranks, "tied"),
-        plan.shardings[place],
-        cast("Exchanger", open_group(sharing(own, plan.shardings[place], rank) if muon else (rank,), "matrices")),
+        plan.shardings[pp_rank],
+        cast("Exchanger", open_group(sharing(own, plan.shardings[pp_rank], rank) if muon else (rank,), "matrices")),
         SequenceGroup(heads, ring),
         shards,
         tie,

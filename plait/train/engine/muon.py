@@ -279,13 +279,13 @@ class Muon:
     def _pack(
         self, slot: str, at: int, parts: Sequence[tuple[Matrix, ShardBox]], value: Callable[[Matrix, ShardBox], Tensor]
     ) -> None:
-        for (matrix, part), place in self._parts(slot, at, parts):
-            place.copy_(value(matrix, part))
+        for (matrix, part), view in self._parts(slot, at, parts):
+            view.copy_(value(matrix, part))
 
     def _parts(
         self, slot: str, at: int, parts: Sequence[tuple[Matrix, ShardBox]]
     ) -> list[tuple[tuple[Matrix, ShardBox], Tensor]]:
-        """Return each part with its place in a buffer, in the part's shape."""
+        """Return each part with its view of a buffer, in the part's shape."""
         sizes = [part.box.elements for _, part in parts]
         flat = self._slot(slot, at, sum(sizes))
         return [(one, found.view(one[1].box.shape)) for one, found in zip(parts, flat.split(sizes), strict=True)]

@@ -76,22 +76,22 @@ class PipelineExecutor:
         self,
         schedule: Schedule,
         names: Mapping[Edge, Sequence[str]],
-        place: int,
+        pp_rank: int,
         executors: Mapping[int, SegmentExecutor],
         courier: Courier,
     ) -> None:
         self.schedule, self.names, self.executors, self.courier = schedule, names, dict(executors), courier
-        self.place = place
+        self.pp_rank = pp_rank
         any_of_them = next(iter(self.executors.values()))
         self.device, self.recorder, self.shards = any_of_them.device, any_of_them.recorder, any_of_them.shards
         self.peak: Counter[int] = Counter()
         self._tokens: dict[int, Tensor] | None = None
-        computing = [op for op in schedule.ranks[place] if op.computes]
+        computing = [op for op in schedule.ranks[pp_rank] if op.computes]
         self._first = computing[0]
         following = dict(pairwise(computing))
         last = set({(op.stage, op.kind): op for op in computing}.values())
         self._turns = [
-            _ScheduleEntry(op, _RUNS[op.kind], op in last, following.get(op)) for op in schedule.ranks[place]
+            _ScheduleEntry(op, _RUNS[op.kind], op in last, following.get(op)) for op in schedule.ranks[pp_rank]
         ]
 
     @torch.no_grad()
@@ -130,7 +130,7 @@ class PipelineExecutor:
     def under(self, schedule: Schedule) -> PipelineExecutor:
         """Return an interpreter of another schedule with the same stages and process groups. Its
         computations must be among those of this schedule."""
-        return PipelineExecutor(schedule, self.names, self.place, self.executors, self.courier)
+        return PipelineExecutor(schedule, self.names, self.pp_rank, self.executors, self.courier)
 
     def prefetch(self) -> None:
         """Start to gather the units that the step reads first: while data are loaded, for

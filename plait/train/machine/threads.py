@@ -25,9 +25,9 @@ SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 SHORT, LONG = 100_000, 100_000_000  # nanoseconds, the least and the most that the kernel accepts
 
 
-def pin_cores(place: int, ranks: int, threads: int) -> set[int]:
-    """Pin the calling thread, and threads that it starts later, to its own cores: the ``place``-th
-    share of this machine's, ``threads`` cores each.
+def pin_cores(local_rank: int, ranks: int, threads: int) -> set[int]:
+    """Pin the calling thread, and threads that it starts later, to its own cores: the
+    ``local_rank``-th share of this machine's, ``threads`` cores each.
 
     Without pinning, the kernel moves two ranks onto one core whenever a communication thread has
     woken up on the other, and each must reload its caches. Done only if the ranks fill the machine
@@ -37,7 +37,7 @@ def pin_cores(place: int, ranks: int, threads: int) -> set[int]:
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     if not ranks * threads <= len(cores) < 2 * ranks * threads:
         return set()
-    mine = set(cores[place * threads : (place + 1) * threads])
+    mine = set(cores[local_rank * threads : (local_rank + 1) * threads])
     os.sched_setaffinity(0, mine)
     return mine
 

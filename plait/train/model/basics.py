@@ -26,8 +26,8 @@ class SliceContext:
     samples: [B] global sample numbers. positions: [S_local] of the residual stream (a shard if
     sequence-parallel). rotary: rotary tables for the tokens whose queries and keys this rank
     computes, if the model has them. kernels: of the executor. documents: set if attention stops at
-    document ends. own_places: [S_local, B] of the residual stream, positions within documents; only
-    with ``documents``.
+    document ends. own_positions: [S_local, B] of the residual stream, positions within documents;
+    only with ``documents``.
     """
 
     samples: Tensor
@@ -36,7 +36,7 @@ class SliceContext:
     rotary: RotaryTables | None = None
     kernels: Kernels = EAGER
     documents: Documents | None = None
-    own_places: Tensor | None = None
+    own_positions: Tensor | None = None
 
     def mask(self, probability: float, layer: int, site: DropoutSite) -> Mask | None:
         """Return the dropout mask of the residual stream at one site; None if nothing is

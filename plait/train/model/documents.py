@@ -31,14 +31,14 @@ class Documents:
     """Documents of the b sequences of a slice, all of S tokens.
 
     ends: for each sequence the positions after its documents' last tokens, ascending; the last is
-    S. starts: [b, S], on the device. places: [S_here, b], position within its document of each
+    S. starts: [b, S], on the device. positions: [S_here, b], position within its document of each
     token whose queries and keys this rank computes. bounds: [documents + 1] int32, the starts of
     documents if the sequences are concatenated (cumulative lengths).
     """
 
     ends: tuple[tuple[int, ...], ...]
     starts: Tensor
-    places: Tensor
+    positions: Tensor
     bounds: Tensor
 
     @property
@@ -65,8 +65,8 @@ def are_starts(starts: Tensor) -> bool:
     >>> [are_starts(torch.tensor([each])) for each in ([0, 0, 2, 2], [0, 0, 1, 2], [1, 1, 1, 1])]
     [True, False, False]
     """
-    places = torch.arange(starts.shape[1]).expand_as(starts)
-    begins = torch.where(starts == places, places, 0).cummax(dim=1).values
+    positions = torch.arange(starts.shape[1]).expand_as(starts)
+    begins = torch.where(starts == positions, positions, 0).cummax(dim=1).values
     return bool((starts == begins).all())
 
 

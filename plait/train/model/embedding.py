@@ -56,22 +56,22 @@ class Embedding(nn.Module):
         A rank owns a range of the vocabulary, so every rank knows without communication who sends
         which rows.
         """
-        distinct, places = torch.unique(tokens, return_inverse=True)  # sorted, so each owner's rows are contiguous
+        distinct, indices = torch.unique(tokens, return_inverse=True)  # sorted, so each owner's rows are contiguous
         owners = distinct // self.rows
         counts = torch.bincount(owners, minlength=self.num_shards)
         most = int(counts.max())
         starts = counts.cumsum(0) - counts
         arrival = owners * most + torch.arange(len(distinct)) - starts[owners]
         mine = distinct[owners == self.first // self.rows] - self.first
-        return RowExchange(torch.nn.functional.pad(mine, (0, most - len(mine))), arrival[places])
+        return RowExchange(torch.nn.functional.pad(mine, (0, most - len(mine))), arrival[indices])
 
     def join(self, y: Tensor, context: SliceContext) -> Tensor:
         """Return the first residual stream: word embeddings [S, B, H] plus positions."""
         if self.positions is not None:
-            if context.own_places is None:
+            if context.own_positions is None:
                 y = y + self.positions.weight[context.positions][:, None, :]
             else:
-                y = y + self.positions.weight[context.own_places]
+                y = y + self.positions.weight[context.own_positions]
         mask = context.mask(self.spec.dropout, 0, "embed")
         return y if mask is None else context.kernels.drop(y, mask)
 
@@ -81,9 +81,9 @@ class Embedding(nn.Module):
         gradient = gradient if mask is None else context.kernels.drop(gradient, mask)
         if self.positions is None:
             return gradient, []
-        if context.own_places is None:
+        if context.own_positions is None:
             return gradient, [(self.positions.weight, gradient.sum(1), context.positions)]
-        return gradient, [(self.positions.weight, gradient.flatten(0, 1), context.own_places.flatten())]
+        return gradient, [(self.positions.weight, gradient.flatten(0, 1), context.own_positions.flatten())]
 
 
 IGNORED = -100

@@ -43,11 +43,11 @@ class Rope:
             self._cache[sequence] = both.cos().to(self.device, self.dtype), both.sin().to(self.device, self.dtype)
         return self._cache[sequence]
 
-    def at(self, places: Tensor) -> RotaryTables:
+    def at(self, positions: Tensor) -> RotaryTables:
         """Return the rotary tables (cos, sin) of positions [S] or [S, B]: [S, 1, 1, D] or [S, B, 1,
         D] each."""
-        shape = *places.shape, *(1,) * (3 - places.dim()), -1
-        cos, sin = (table[places].view(shape) for table in self.first(self.spec.max_sequence))
+        shape = *positions.shape, *(1,) * (3 - positions.dim()), -1
+        cos, sin = (table[positions].view(shape) for table in self.first(self.spec.max_sequence))
         return cos, sin
 
     def _frequencies(self) -> Tensor:

@@ -23,7 +23,7 @@ from plait.train.model.pieces import Piece
 
 
 class ShardBox(NamedTuple):
-    """A box of a logical tensor and its place in a local one. piece: this rank's range of the
+    """A box of a logical tensor and its position in a local one. piece: this rank's range of the
     tensor. box: in the whole tensor's coordinates. start: the box's first element in the local
     tensor, where it is contiguous."""
 
@@ -43,7 +43,7 @@ def _first(piece: Piece) -> int:
 
 def _held(piece: Piece, first: int, last: int, start: int) -> list[ShardBox]:
     """Return the boxes that elements ``first`` to ``last`` (exclusive) of this rank's range of a
-    piece form. start: place of the first element in the local tensor."""
+    piece form. start: position of the first element in the local tensor."""
     corner = [0] * len(piece.shape)
     if piece.dim is not None:
         corner[piece.dim] = piece.start
@@ -83,10 +83,10 @@ class UnitLayout:
         self, unit: Unit, shapes: Mapping[str, tuple[int, ...]], pieces: Sequence[Piece], cut: tuple[Sharding, int]
     ) -> None:
         self.unit, (self.sharding, self.rank), self.pieces = unit, cut, list(pieces)
-        self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.extents: dict[str, tuple[int, tuple[int, ...]]] = {}
         end = 0
         for name, shape in shapes.items():
-            self.places[name] = end, shape
+            self.extents[name] = end, shape
             end += math.prod(shape)
         self.numel = self.sharding.padded(end)
         self.whole = unit[0] in WHOLE
@@ -99,7 +99,7 @@ class UnitLayout:
 
     def view(self, name: str, whole: Tensor) -> Tensor:
         """Return a parameter's view of a tensor that holds the whole unit."""
-        start, shape = self.places[name]
+        start, shape = self.extents[name]
         return whole[start : start + math.prod(shape)].view(shape)
 
     def part(self, level: Level, held: Level | None = None) -> slice:
@@ -132,7 +132,7 @@ class UnitLayout:
     def firsts(self) -> Iterator[tuple[Piece, int]]:
         """Yield every piece and the index of its first number in the unit."""
         for piece in self.pieces:
-            yield piece, self.places[piece.parameter][0] + _first(piece)
+            yield piece, self.extents[piece.parameter][0] + _first(piece)
 
 
 class UnitStore(UnitLayout):

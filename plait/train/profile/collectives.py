@@ -41,7 +41,7 @@ ALWAYS = 3
 CHUNK = 1 << 22
 """Bytes of one message of a send, at most; the same as in resharding."""
 BROADCAST_CHUNK = 1 << 20
-KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
+COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def measure_collectives(
     dtype: torch.dtype,
     say: Callable[[str], object],
     *,
-    kinds: Sequence[CollectiveKind] = KINDS,
+    kinds: Sequence[CollectiveKind] = COLLECTIVE_KINDS,
 ) -> list[Curve]:
     """Measure the curves of every kind and layout; sends for pairs only. say: receives a
     description of the current measurement."""

@@ -241,7 +241,7 @@ def _of_the_work(costs: SegmentCosts, worked: Sequence[float]) -> float:
     )
 
 
-KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send")
+MEASURED_KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send")
 SHARE = 0.75
 """The share of the time for collectives; the rest is for interference."""
 
@@ -300,7 +300,7 @@ def measure_spreads(
     found = spread_layouts(rank.world_size, rank.local_world_size, nodes_per_minipod)
     lines = Channels(device, rank.rank, found, rank.local_world_size)
     dtype = torch_dtype("fp32" if device.torch_device.type == "cpu" else "bf16-mixed")
-    curves = measure_collectives(lines, clock.part(SHARE), dtype, say, kinds=KINDS)
+    curves = measure_collectives(lines, clock.part(SHARE), dtype, say, kinds=MEASURED_KINDS)
     sides = _interference(lines, clock, say, {(one.kind, str(one.group)): one.points[-1].bytes for one in curves})
     lines.close()
     return PlacementProfile(

@@ -221,10 +221,10 @@ def _time(part: RankPart, plans: Sequence[Plan], step: Step, rounds: int) -> tup
 def _times(part: RankPart, batches: Sequence[MicroBatch]) -> Times:
     assert part.recorder is not None
     busy = defaultdict[int, float](float)
-    for place, seconds in gather([part.groups.place, _busy(part, batches, part.recorder) / len(batches)]):
-        busy[place] = max(busy[place], seconds)
-    compute = tuple(busy[place] for place in range(len(part.plan.layout.degrees)))
-    return Times(compute, tuple(travel_times(part.courier, part.groups.place, part.device)))
+    for pp_rank, seconds in gather([part.groups.pp_rank, _busy(part, batches, part.recorder) / len(batches)]):
+        busy[pp_rank] = max(busy[pp_rank], seconds)
+    compute = tuple(busy[pp_rank] for pp_rank in range(len(part.plan.layout.degrees)))
+    return Times(compute, tuple(travel_times(part.courier, part.groups.pp_rank, part.device)))
 
 
 def _busy(part: RankPart, batches: Sequence[MicroBatch], recorder: Recorder) -> float:
@@ -234,7 +234,7 @@ def _busy(part: RankPart, batches: Sequence[MicroBatch], recorder: Recorder) -> 
     return sum(span.end - span.start for span in spans if span.kind != "comm" and isinstance(span.op, SegmentOp))
 
 
-def travel_times(courier: LaneCourier, place: int, device: RankDevice) -> list[float]:
+def travel_times(courier: LaneCourier, pp_rank: int, device: RankDevice) -> list[float]:
     """Return the seconds of a single transfer over each stage boundary, the mean of both
     directions; equal on every rank.
 
@@ -252,12 +252,12 @@ def travel_times(courier: LaneCourier, place: int, device: RankDevice) -> list[f
         there, back = Transfer(stage, stage + 1, "F", 0), Transfer(stage + 1, stage, "B", 0)
         barrier()
         start, seconds = time.perf_counter(), 0.0
-        if place == rank_of[stage]:
+        if pp_rank == rank_of[stage]:
             send(there)
             courier.receive(back)[1].wait()
             device.synchronize()
             seconds = time.perf_counter() - start
-        elif place == rank_of[stage + 1]:
+        elif pp_rank == rank_of[stage + 1]:
             courier.receive(there)[1].wait()
             send(back)
         return max(gather(seconds))

@@ -248,7 +248,7 @@ def test_replicas_share_out_the_sequences_of_a_micro_batch() -> None:
     sequences = plan.workload.micro_batch
     shares = [plan.largest_share(0), plan.largest_share(1)]
     assert shares == [-(-sequences // 2), -(-sequences // 3)]
-    assert [plan.strategy_of(place).tp for place in (0, 1)] == [2, 1]
+    assert [plan.strategy_of(pp_rank).tp for pp_rank in (0, 1)] == [2, 1]
     rows = [plan.rows_of(rank, 7) for rank in range(plan.layout.world_size)]
     assert rows == [slice(0, 4), slice(0, 4), slice(4, 7), slice(4, 7), slice(0, 3), slice(3, 5), slice(5, 7)]
 

@@ -16,20 +16,25 @@ from tests.dist.test_strategies import MOST, SEED
 from tests.support import drawn
 
 
-def most_at_once(place: PipelineRank) -> Counter[int]:
+def most_at_once(pipeline_rank: PipelineRank) -> Counter[int]:
     """How many units of each size are gathered or open at most, one phase after the other."""
-    sizes, most = place.unit_sizes, Counter[int]()
-    for at, phase in place.phases:
-        graph = replace(place.graph(at), phase=phase)
-        actions = known_order(graph, place.strategy.overlap, place.step.order_costs(place.index), place.share)
+    sizes, most = pipeline_rank.unit_sizes, Counter[int]()
+    for at, phase in pipeline_rank.phases:
+        graph = replace(pipeline_rank.graph(at), phase=phase)
+        actions = known_order(
+            graph,
+            pipeline_rank.strategy.overlap,
+            pipeline_rank.step.order_costs(pipeline_rank.index),
+            pipeline_rank.share,
+        )
         gathered, opened = set[Unit](), set[Unit]()
-        for action in with_units(graph, actions, place.held[at], place.strategy):
+        for action in with_units(graph, actions, pipeline_rank.held[at], pipeline_rank.strategy):
             if not isinstance(action, UnitAction) or action.op.unit[0] in WHOLE:
                 continue
             verb, unit, _ = action.op
-            if verb in ("gather", "need") and place.sharding.params > 1:
+            if verb in ("gather", "need") and pipeline_rank.sharding.params > 1:
                 gathered.add(unit)
-            elif verb == "open" and place.sharding.grads > 1:
+            elif verb == "open" and pipeline_rank.sharding.grads > 1:
                 opened.add(unit)
             gathered -= {unit} if verb == "drop" else set()
             opened -= {unit} if verb == "close" else set()
@@ -46,8 +51,8 @@ def test_no_more_units_of_a_size_are_there_at_once_than_buffers(number: int, cos
     plan = drawn.planned(chance, MOST, levels=number < 1000, strategy={"compile": number % 3 == 1})
     plan = replace(plan, costs=drawn.measured(chance, plan) if costs else None)
     for index in range(len(plan.layout.degrees)):
-        place = PipelineRank(plan, index)
-        units = [(unit[0], numel) for unit, numel in place.unit_sizes.items() if unit[0] not in WHOLE]
-        times = (place.sharding.params > 1) + (place.sharding.grads > 1)
+        pipeline_rank = PipelineRank(plan, index)
+        units = [(unit[0], numel) for unit, numel in pipeline_rank.unit_sizes.items() if unit[0] not in WHOLE]
+        times = (pipeline_rank.sharding.params > 1) + (pipeline_rank.sharding.grads > 1)
         kept = Counter({size: count * times for size, count in buffer_counts(units).items()})
-        assert most_at_once(place) <= kept
+        assert most_at_once(pipeline_rank) <= kept

@@ -13,7 +13,7 @@ from steady import steady_period
 
 from plait.core.base.errors import ScheduleError
 from plait.core.step.clock.pipeline_clock import PipelineCosts, dry_run, peak_activations, rank_peaks
-from plait.core.step.columns.points import place_ops
+from plait.core.step.columns.points import pp_rank_ops
 from plait.core.step.schedule import Op, with_transfers
 from plait.core.step.schedules import (
     LARGEST_FILE,
@@ -274,4 +274,4 @@ def test_lists_of_three_ranks_and_five_micro_batches(name: str) -> None:
     chunks = {"zb-v": 2, "interleaved": 2}.get(name, 1)
     shape = Shape(ranks=3, micro_batches=5, chunks=chunks, slack=(2, 1) if name == "slack-1f1b" else ())
     assert [" ".join(map(str, ops)) for ops in generate(name, shape).ranks] == LISTS[name]
-    assert [" ".join(map(str, place_ops(name, shape, rank))) for rank in range(3)] == LISTS[name]
+    assert [" ".join(map(str, pp_rank_ops(name, shape, rank))) for rank in range(3)] == LISTS[name]

@@ -49,8 +49,8 @@ def test_every_rank_gets_what_it_holds_once_from_either_end(data: Any) -> None:
     found, layout = ties(vocab, degrees, optim), Layout(tuple(degrees))
     for rank, tie in enumerate(found):
         mesh = layout.mesh_of(rank)
-        place = layout.pp_rank_of(rank)
-        mine = own_range(vocab, mesh.tp, optim[place], mesh.coordinates(rank)["tp"], mesh.replica(rank))
+        pp_rank = layout.pp_rank_of(rank)
+        mine = own_range(vocab, mesh.tp, optim[pp_rank], mesh.coordinates(rank)["tp"], mesh.replica(rank))
         assert rank in tie.ranks
         assert mine <= set(range(tie.start, tie.stop))
         if not mine:

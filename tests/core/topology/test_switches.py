@@ -46,7 +46,7 @@ def test_free_nodes_by_minipod_and_leaf() -> None:
         "mp0": {"leaf0": ("n01",)},
         "mp1": {"leaf2": ("n20", "n21", "n22"), "leaf3": ("n30", "n31")},
     }
-    full = tree.with_states({name: BUSY for name in tree.places if name < "n2"})
+    full = tree.with_states({name: BUSY for name in tree.node_index if name < "n2"})
     assert full.free()["mp0"] == {}
     assert [tree.count("free"), tree.count("busy"), tree.count("down")] == [6, 2, 1]
 
@@ -180,10 +180,10 @@ def test_any_tree_keeps_its_wires(given_tree: tuple[list[SwitchEntry], dict[str,
         assert tree.path(node.name) == tuple(way)
     for level in range(len(tree.levels)):
         pods = tree.minipods(level)
-        assert sorted(n.name for nodes in pods.values() for n in nodes) == sorted(tree.places)
+        assert sorted(n.name for nodes in pods.values() for n in nodes) == sorted(tree.node_index)
         for pod, nodes in pods.items():
             assert all(pod in tree.path(node.name) for node in nodes)
-    first, second = (data.draw(st.sampled_from(sorted(tree.places))) for _ in range(2))
+    first, second = (data.draw(st.sampled_from(sorted(tree.node_index))) for _ in range(2))
     ways = tree.path(first), tree.path(second)
     shared = len(set(ways[0]) & set(ways[1]))
     expected = 0 if first == second else max(map(len, ways)) - shared + 1

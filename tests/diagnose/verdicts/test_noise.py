@@ -12,7 +12,7 @@ import pytest
 
 from plait.diagnose.verdicts.outliers import (
     PRIOR_FREEDOM,
-    UnitMeans,
+    PeerMeans,
     healthy_spread,
     mean_step,
     outliers,
@@ -21,8 +21,8 @@ from plait.diagnose.verdicts.outliers import (
 APART = np.arange(4)
 
 
-def means(values: list[float], error: float = 0.1) -> UnitMeans:
-    return UnitMeans(np.array(values), np.full(len(values), error), np.full(len(values), 5.0))
+def means(values: list[float], error: float = 0.1) -> PeerMeans:
+    return PeerMeans(np.array(values), np.full(len(values), error), np.full(len(values), 5.0))
 
 
 def test_steps_that_take_turns_count_as_independent() -> None:
@@ -61,17 +61,17 @@ def test_units_of_which_nothing_is_known() -> None:
 # ---- who stands out, in numbers ----
 
 
-def drawn(seed: int, units: int, steps: int, jitter: float, bias: float, *, alike: float = 0.0, lost: float = 0.0,
+def drawn(seed: int, peers: int, steps: int, jitter: float, bias: float, *, alike: float = 0.0, lost: float = 0.0,
           slow: dict[int, tuple[int, float]]) -> np.ndarray:  # fmt: skip
     """Work of units. slow: from which step on, and how many times as long."""
     rng = np.random.default_rng(seed)
-    noise = rng.standard_normal((units, steps))
+    noise = rng.standard_normal((peers, steps))
     for step in range(1, steps):
         noise[:, step] = alike * noise[:, step - 1] + (1 - alike**2) ** 0.5 * noise[:, step]
-    work = (1 + bias * rng.standard_normal((units, 1))) * np.maximum(0.1, 1 + jitter * noise)
+    work = (1 + bias * rng.standard_normal((peers, 1))) * np.maximum(0.1, 1 + jitter * noise)
     work[rng.random(work.shape) < lost] = np.nan
-    for unit, (begin, times) in slow.items():
-        work[unit, begin:] *= times
+    for peer, (begin, times) in slow.items():
+        work[peer, begin:] *= times
     return work
 
 

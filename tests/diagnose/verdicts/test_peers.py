@@ -58,7 +58,7 @@ def test_own_work_against_the_ranks_of_a_stage() -> None:
         (rank, step): (2.0 if rank > 2 else 1.5 if rank == 1 else 1.0) for rank in range(6) for step in range(12)
     }
     found = own_work(works(seconds, pp=2, dp=3))
-    assert (found.units, found.steps) == (list(range(6)), list(range(12)))
+    assert (found.peers, found.steps) == (list(range(6)), list(range(12)))
     assert found.deviation[:, 11].tolist() == [0.0, 0.5, 0.0, 0.0, 0.0, 0.0]
     assert found.excess[:, 0].tolist() == found.computing[:, 0].tolist() == [0.0, 0.5, 0.0, 0.0, 0.0, 0.0]
 
@@ -87,7 +87,7 @@ def test_where_sequences_are_shared_attention_is_no_own_work() -> None:
 
 def test_nobody_beside_is_not_known() -> None:
     found = own_work(works({(0, 0): 1.0, (1, 0): 2.0}, pp=2))
-    assert (found.units, found.deviation.size) == ([], 0)
+    assert (found.peers, found.deviation.size) == ([], 0)
     some = own_work(works({(0, 0): 1.0, (1, 0): 2.0, (0, 1): 1.0}, dp=2))
     assert np.isnan(some.deviation[:, 1]).all() and some.deviation[:, 0].tolist() == [-0.5, 1.0]
 
@@ -143,7 +143,7 @@ def reductions(seconds: list[float], hosts: list[str | None], step: int = 1) -> 
 
 def test_transfers_against_those_of_groups_that_move_as_much() -> None:
     found = transfers(reductions([1.0, 1.0, 3.0], [None] * 6))
-    assert found.units == ["dp 0", "dp 1", "dp 2"]
+    assert found.peers == ["dp 0", "dp 1", "dp 2"]
     assert found.deviation[:, 0].tolist() == [0.0, 0.0, 2.0] and found.excess[:, 0].tolist() == [0.0, 0.0, 2.0]
     assert found.computing[:, 0].tolist() == [0.0, 0.0, 0.0]
     two = transfers(reductions([1.0, 3.0], [None] * 4))
@@ -163,7 +163,7 @@ def test_members_of_groups_and_of_messages_that_one_side_recorded() -> None:
     sends = {"kind": "transfer", "axis": "pp", "group": "0>3", "lane": "pp", "meeting": 9}
     comm = {"kind": "comm", "axis": "dp", "group": "0", "lane": "dp", "meeting": 1}
     seen = recording_of(spans_of(sends, comm, comm | {"rank": 1}), Layout.of(dp=4))
-    found = {unit: sorted(ranks) for unit, ranks in members_of(seen).group_by("unit").agg("rank").iter_rows()}
+    found = {peer: sorted(ranks) for peer, ranks in members_of(seen).group_by("peer").agg("rank").iter_rows()}
     assert found == {"pp 0>3": [0, 3], "dp 0": [0, 1]}
 
 

@@ -170,7 +170,7 @@ def test_a_slow_processor_that_others_take_away_again_and_again() -> None:
     assert found.effect == pytest.approx(0.1, abs=0.03) and found.computing == 1.0
     needs = {(rank, step): 0.9 * draw.gauss(1, 0.001) for rank in range(8) for step in range(20)}
     near = verdicts(with_processor(seen, {of: had * (1.02 if of[0] == 6 else 1.0) for of, had in needs.items()}))
-    assert near.stragglers == () and near.spread.unit == 6, "whichever way a rank is nearest to being named"
+    assert near.stragglers == () and near.spread.peer == 6, "whichever way a rank is nearest to being named"
     assert near.spread.effect == pytest.approx(0.02, abs=0.002)
 
 
@@ -245,7 +245,7 @@ def test_of_fewer_than_8_ranks_more_is_asked_for(ranks: int, named: bool) -> Non
     slow = slower(lambda at: 1.04 if at.dp == 3 else 1.0)
     found = verdicts(recording(Job(dp=ranks, pp=1, steps=20, micro_batches=4, jitter=0.001, compute=slow)))
     assert [one.ranks for one in found.stragglers] == ([(3,)] if named else [])
-    assert (found.spread.unit == 3) != named, "of who is not named the slowest is told"
+    assert (found.spread.peer == 3) != named, "of who is not named the slowest is told"
 
 
 def test_who_comes_last_how_late_and_because_of_whom() -> None:

@@ -64,7 +64,7 @@ def test_accelerator_domains(tmp_path: Path) -> None:
 
 def test_nodes_without_labels_are_left_out_and_said(tmp_path: Path) -> None:
     topology, remarks = told(tmp_path, texts.TIERS)
-    assert "control-plane" not in topology.places
+    assert "control-plane" not in topology.node_index
     assert remarks.over.lines() == [
         "passed over 1 nodes without the labels that name switches (the first: control-plane)"
     ]
@@ -165,10 +165,10 @@ def test_a_config_map_of_slinkys(tmp_path: Path, packed: str) -> None:
 
 
 def test_one_node_is_a_list_of_one(tmp_path: Path) -> None:
-    assert [*told(tmp_path, json.dumps(node("n1", {BLOCK: "b"})))[0].places] == ["n1"]
+    assert [*told(tmp_path, json.dumps(node("n1", {BLOCK: "b"})))[0].node_index] == ["n1"]
     listed = {"kind": "NodeList", "items": [{**node("n1", {BLOCK: "b"})}]}
     del listed["items"][0]["kind"]
-    assert [*told(tmp_path, json.dumps(listed))[0].places] == ["n1"], "which say not what they are"
+    assert [*told(tmp_path, json.dumps(listed))[0].node_index] == ["n1"], "which say not what they are"
 
 
 def test_so_many_objects_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from plait.core.base.errors import LaunchError
 from plait.core.runs.channel import MessageLine
 from plait.launch.local import agent
 from plait.launch.local.door import (
-    KINDS,
+    MESSAGE_TYPES,
     AgentMessage,
     Alive,
     Begin,
@@ -58,7 +58,7 @@ def launcher(listener: socket.socket, said: AgentMessage | bytes) -> threading.T
     def serve() -> None:
         end, _ = listener.accept()
         with end:
-            line = MessageLine[AgentMessage](end, KINDS)
+            line = MessageLine[AgentMessage](end, MESSAGE_TYPES)
             while (hello := line.receive()) is None:
                 pass
             assert isinstance(hello, Hello)
@@ -188,7 +188,7 @@ class Node:
 
     def accept(self, expect: type[M]) -> tuple[MessageLine[AgentMessage], M]:
         end, _ = self.listener.accept()
-        self.lines.append(line := MessageLine[AgentMessage](end, KINDS))
+        self.lines.append(line := MessageLine[AgentMessage](end, MESSAGE_TYPES))
         return line, self.hear(line, expect)
 
     def hear(self, line: MessageLine[AgentMessage], expect: type[M]) -> M:

@@ -27,7 +27,7 @@ def test_an_example_is_read(tmp_path: Path, kind: str, text: str) -> None:
         assert topology.node("n001").state.status == "busy"
         return
     topology, _ = read_topology(file)
-    assert {name: topology.path(name)[0] for name in topology.places}.items() <= {
+    assert {name: topology.path(name)[0] for name in topology.node_index}.items() <= {
         name: leaf for name, (leaf, _) in texts.ABOVE.items()
     }.items()
     assert len(topology.levels) == 3

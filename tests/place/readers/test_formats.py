@@ -115,7 +115,7 @@ def test_what_is_cut_off_is_one_clear_error_or_a_tree(tmp_path: Path, row: str, 
     else:
         problem = None
         assert not text.startswith("{")
-        assert all(any(whole.startswith(name) for whole in texts.ABOVE) for name in topology.places)
+        assert all(any(whole.startswith(name) for whole in texts.ABOVE) for name in topology.node_index)
     assert problem is None or problem.file == str(tmp_path / "topology")
     assert len(str(problem)) < 700 + len(str(tmp_path))
 

@@ -71,8 +71,8 @@ def test_bands_beat_whole_groups() -> None:
 
 def test_units_can_be_forced() -> None:
     free = [12, 12, 12, 12]
-    rows = place(Problem.plain(12, 4, free, alpha=0.5, unit="pp"))
-    columns = place(Problem.plain(12, 4, free, alpha=0.5, unit="dp"))
+    rows = place(Problem.plain(12, 4, free, alpha=0.5, keep_together="pp"))
+    columns = place(Problem.plain(12, 4, free, alpha=0.5, keep_together="dp"))
     assert rows.note.endswith("columns")
     assert columns.note.endswith("rows")
 

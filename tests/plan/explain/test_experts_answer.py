@@ -78,21 +78,21 @@ def test_the_report_of_a_closed_form_is_of_the_fullest_place(schedule: str, full
     found = step_memory(
         model, StrategyTable.of([point]), sequence=4096, options=plait_on(h100.device), overhead=h100.overhead
     )
-    (one,) = report.places
-    place, index = one.place, int(found.place[0])
+    (one,) = report.pp_ranks
+    tensors, index = one.estimate, int(found.pp_rank[0])
     assert index == fullest
-    assert (place.index, place.ranks) == (index, (index * 8, index * 8 + 7))
-    assert (place.dp, place.cp, place.tp, place.count, place.share, place.sent) == (2, 2, 2, 8, 3, {})
-    assert place.layers == {index: 8}
+    assert (tensors.index, tensors.ranks) == (index, (index * 8, index * 8 + 7))
+    assert (tensors.dp, tensors.cp, tensors.tp, tensors.count, tensors.share, tensors.sent) == (2, 2, 2, 8, 3, {})
+    assert tensors.layers == {index: 8}
     for kind in ("parameters", "gradients", "optimizer", "buffers", "activations"):
-        assert getattr(place.memory, kind) == int(getattr(found, kind)[0])
+        assert getattr(tensors.memory, kind) == int(getattr(found, kind)[0])
     assert (one.overhead, report.usable) == (int(found.overhead[0]), int(usable(h100.device, h100.overhead)))
-    assert (place.memory.when, place.memory.alive) == ("the fullest moment", 1)
+    assert (tensors.memory.when, tensors.memory.alive) == ("the fullest moment", 1)
     uneven = closed_report(model, {**point, "pp": 5, "tp": 1}, h100, job.changed(["plan.memory_margin=0.1"]), own)
-    assert list(uneven.places[0].place.layers.values()) == [7]
-    assert uneven.kept(uneven.places[0]) == int(0.1 * usable(h100.device, h100.overhead))
+    assert list(uneven.pp_ranks[0].estimate.layers.values()) == [7]
+    assert uneven.kept(uneven.pp_ranks[0]) == int(0.1 * usable(h100.device, h100.overhead))
     never = closed_report(model, {**point, "pp": 64}, h100, job, own)
-    assert never.places[0].place.memory.parameters == 1 << 62
+    assert never.pp_ranks[0].estimate.memory.parameters == 1 << 62
     assert not never.fits
 
 
@@ -118,7 +118,7 @@ def test_latent_attention_is_planned_in_closed_form_and_not_trained() -> None:
     found = asked.answer()
     best = found.best
     assert best.seconds == best.closed_form and best.memory.fits
-    states = best.memory.fullest.place.memory
+    states = best.memory.fullest.estimate.memory
     assert states.parameters + states.gradients + states.optimizer > 671e9 * 8 / 256
     assert "Planned without multi-token prediction, biases of the router." in found.why
     dense = ModelSpec.from_dict({**asked.model.to_dict(), "experts": None, "without": []})

@@ -32,7 +32,7 @@ def test_a_table_of_every_place() -> None:
     assert all(len(line) == len(head) for line in lines)
     assert lines[0][head.index("fullest")].endswith("4 micro-batches alive")
     assert "backward of stage 3" in lines[3][head.index("fullest")]
-    assert report.fullest.total == max(place.total for place in report.places)
+    assert report.fullest.total == max(each.total for each in report.pp_ranks)
     found = step_memory(SEVEN, StrategyTable.of([row]), sequence=4096)
     assert report.fullest.total == pytest.approx(found.total[0], rel=0.03)
 
@@ -47,13 +47,13 @@ def test_usable_memory_and_overhead_of_a_report_are_the_devices() -> None:
     assert report.usable == int(usable(A100.device, A100.overhead))
     sharding, groups = Sharding(params=2, grads=2, optim=4), 6  # all, tp, pp, a ring; params, optim
     assert step.shardings == (sharding,) * 2
-    for one in report.places:
-        memory, overhead = one.place.memory, A100.overhead
+    for one in report.pp_ranks:
+        memory, overhead = one.estimate.memory, A100.overhead
         moving = memory.activations + memory.buffers
         told = overhead.context.value + groups * overhead.communicator.value + overhead.stuck.value * moving
         assert one.overhead == int(told)
         assert one.total == memory.total + one.overhead
-        assert one.place.sent == {}
+        assert one.estimate.sent == {}
     assert report.fits
     assert not replace(report, usable=report.fullest.total - 1).fits
     assert replace(report, usable=report.fullest.total).fits
@@ -65,8 +65,8 @@ def test_rows_of_a_table() -> None:
     head, first, last = report.rows()
     assert head[:2] == ("pp rank", "layers") and head[-5:] == ("overhead", "total", "p10-p90", "of device", "fullest")
     assert (first[0], first[1], last[0]) == ("0", "2+2", "1")
-    assert first[-2] == f"{report.places[0].total / report.usable:.0%}"
-    alive = report.places[0].place.memory.alive
-    assert first[-1] == f"{report.places[0].place.memory.when}, {alive} micro-batches alive"
+    assert first[-2] == f"{report.pp_ranks[0].total / report.usable:.0%}"
+    alive = report.pp_ranks[0].estimate.memory.alive
+    assert first[-1] == f"{report.pp_ranks[0].estimate.memory.when}, {alive} micro-batches alive"
     one = memory_report(step_of(GPT, point(), sequence=256, precision="fp32"), Cluster.preset("lab"))
-    assert list(one.rows())[1][-1] == one.places[0].place.memory.when
+    assert list(one.rows())[1][-1] == one.pp_ranks[0].estimate.memory.when

@@ -71,7 +71,7 @@ def test_layers_products_alone_get_faster_and_their_matrices_smaller() -> None:
         predicted(job(train={**train, "precision": name}, strategy=strategy)) for name in ("bf16-mixed", "fp8")
     )
     layers = 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336)
-    saved = bf16.memory.fullest.place.memory.parameters - fp8.memory.fullest.place.memory.parameters
+    saved = bf16.memory.fullest.estimate.memory.parameters - fp8.memory.fullest.estimate.memory.parameters
     assert saved == pytest.approx(layers, rel=1e-6)
     assert fp8.closed_form == fp8.seconds < bf16.seconds
     cluster = Cluster.preset("gb200")
@@ -137,7 +137,7 @@ def test_whole_experts_are_shared_out_over_tensor_parallel_ranks_too() -> None:
     assert refused.value.key == "recipe.expert_tensor_parallel_size"
     cut = mixtral({**MOE, "ep": 4})
     found = [Planner(one, Cluster.preset("h200"), 32000).memory(one, None) for one in (whole, cut)]  # type: ignore[arg-type]
-    states = [one.fullest.place.memory for one in found]
+    states = [one.fullest.estimate.memory for one in found]
     assert states[0].optimizer == states[1].optimizer  # an eighth of the experts' each
     assert states[0].activations < states[1].activations
 
@@ -149,7 +149,7 @@ def test_exchanges_beside_another_micro_batch_keep_it_in_memory() -> None:
     one, other = (Planner(each, cluster, 32000).predict(each) for each in (plain, hidden))
     assert other.seconds < one.seconds
     assert other.parts["ep"] < one.parts["ep"] / 2
-    assert other.memory.fullest.place.memory.activations > 1.5 * one.memory.fullest.place.memory.activations
+    assert other.memory.fullest.estimate.memory.activations > 1.5 * one.memory.fullest.estimate.memory.activations
 
 
 WIDE = {**STRATEGY, "tp": 1, "dp": 4, "pp": 2}
@@ -163,7 +163,7 @@ def on_h200(**recipe: Any) -> Candidate:
 
 def test_gradients_and_moments_in_fewer_bytes() -> None:
     plain, half = on_h200(), on_h200(grad_reduce_in_bf16=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="fp8")
-    memory, other = plain.memory.fullest.place.memory, half.memory.fullest.place.memory
+    memory, other = plain.memory.fullest.estimate.memory, half.memory.fullest.estimate.memory
     assert other.gradients * 2 == pytest.approx(memory.gradients)
     assert other.optimizer * 12 == pytest.approx(memory.optimizer * (4 + 2 + 1), rel=1e-6)
     assert half.parts["dp"] < plain.parts["dp"]
@@ -174,7 +174,7 @@ def test_states_on_the_host_take_its_links_and_its_memory() -> None:
     """Of each number, its gradient in fp32 goes there, its parameter in bf16 comes back, and its
     update moves 28 bytes of the host's memory."""
     plain, away = on_h200(), on_h200(optimizer_offload_fraction=0.75)
-    memory, other = plain.memory.fullest.place.memory, away.memory.fullest.place.memory
+    memory, other = plain.memory.fullest.estimate.memory, away.memory.fullest.estimate.memory
     assert other.optimizer == pytest.approx(memory.optimizer / 4)
     device = Cluster.preset("h200").device
     assert device.host_rate and device.host_memory_rate
@@ -189,7 +189,7 @@ def test_states_on_the_host_take_its_links_and_its_memory() -> None:
 
 def test_activations_on_the_host_cost_what_no_layer_hides() -> None:
     plain, half, every = (on_h200(activation_offload_fraction=share) for share in (0.0, 0.5, 1.0))
-    sizes = [one.memory.fullest.place.memory.activations for one in (plain, half, every)]
+    sizes = [one.memory.fullest.estimate.memory.activations for one in (plain, half, every)]
     assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.1)
     assert sizes[2] < sizes[1] / 2
     assert plain.closed_form
@@ -212,11 +212,11 @@ def test_stages_share_embedding_and_head() -> None:
     plain, shared = on_h200(), on_h200(vocabulary_parallel_stages=True)
     words = 128256 * 4096
     layers = 16 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336)
-    parameters = shared.memory.fullest.place.memory.parameters
+    parameters = shared.memory.fullest.estimate.memory.parameters
     assert parameters == pytest.approx(2 * (layers + 2 * words / 2), rel=1e-3)
     # The last stage has no loss to wait for, and a micro-batch more is alive.
     assert plain.closed_form and shared.seconds < plain.closed_form
-    assert shared.memory.fullest.place.memory.activations > plain.memory.fullest.place.memory.activations
+    assert shared.memory.fullest.estimate.memory.activations > plain.memory.fullest.estimate.memory.activations
 
 
 U = {"family": "utransformer", "num_layers": 3, "levels": 1, "hidden": 64, "num_heads": 2, "max_sequence": 4096}
@@ -253,7 +253,7 @@ def test_inputs_of_products_are_kept_quantised() -> None:
     def activations(precision: str, recompute: str) -> int:
         strategy = {**STRATEGY, "tp": 1, "dp": 8, "recompute": recompute}
         asked = job(train={**TRAIN, "micro_batch_size": 4, "precision": precision}, strategy=strategy)
-        return predicted(asked).memory.fullest.place.memory.activations
+        return predicted(asked).memory.fullest.estimate.memory.activations
 
     saved = activations("bf16-mixed", "none") - activations("fp8", "none")
     assert saved == pytest.approx(32 * 4 * 4096 * (2 * 4096 + 14336 - 4096), rel=0.02)

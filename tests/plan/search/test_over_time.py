@@ -14,7 +14,7 @@ from plait.core.parallel.layout import Layout
 from plait.core.record.timeline import Span
 from plait.core.step.clock.pipeline import Simulated, Simulation
 from plait.plan.answer import Planner
-from plait.plan.search.simulate import memory_curves, shown_places, step_bars
+from plait.plan.search.simulate import memory_curves, shown_pp_ranks, step_bars
 from tests.plan.machines import cluster
 
 JOB = {
@@ -99,11 +99,11 @@ def test_what_takes_most_of_a_moment_is_shown_of_it() -> None:
 
 
 def test_of_many_places_some_are_shown() -> None:
-    assert shown_places(2) == [0, 1]
-    assert shown_places(8) == list(range(8))
-    assert shown_places(16) == [0, 2, 4, 6, 9, 11, 13, 15]
-    assert shown_places(9) == [0, 1, 2, 3, 5, 6, 7, 8]
-    assert shown_places(1) == [0]
+    assert shown_pp_ranks(2) == [0, 1]
+    assert shown_pp_ranks(8) == list(range(8))
+    assert shown_pp_ranks(16) == [0, 2, 4, 6, 9, 11, 13, 15]
+    assert shown_pp_ranks(9) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert shown_pp_ranks(1) == [0]
 
 
 def test_memory_over_a_step_is_fullest_where_the_report_says(simulated: Simulated) -> None:
@@ -113,11 +113,11 @@ def test_memory_over_a_step_is_fullest_where_the_report_says(simulated: Simulate
     report = planner.memory(job, plan)
     curves = memory_curves(simulated, plan, report, gpu=True)
     assert [curve.name for curve in curves] == [f"pp rank {at}" for at in range(4)]
-    for place, curve in zip(report.places, curves, strict=True):
+    for each, curve in zip(report.pp_ranks, curves, strict=True):
         times, sizes = zip(*curve.points, strict=True)
-        lasting = place.total - place.place.memory.activations
+        lasting = each.total - each.estimate.memory.activations
         assert list(times) == sorted(times)
         assert (times[0], times[-1]) == (0.0, simulated.seconds)
         assert sizes[0] == sizes[-1] == lasting == min(sizes)
-        assert max(sizes) == place.total
+        assert max(sizes) == each.total
         assert len(curve.points) == 2 + 3 * 2 * 8

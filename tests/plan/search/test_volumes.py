@@ -12,7 +12,7 @@ from plait.core.job.spec import Job
 from plait.core.step.memory.states import without_routed_experts
 from plait.core.step.step import Step
 from plait.plan.make import job_step
-from plait.plan.search.volumes import expert_volume, place_volume
+from plait.plan.search.volumes import expert_volume, pp_rank_volume
 
 HIDDEN, FFN, LAYERS, SEQUENCE = 64, 96, 4, 32
 DENSE: dict[str, Any] = {
@@ -32,14 +32,14 @@ def step(experts: dict[str, int] | None = None, *, ffn: int = FFN, **strategy: A
 
 
 def test_a_dense_model_is_counted_as_ever() -> None:
-    for place in (0, 1):
-        assert expert_volume(step(), place, 1) == place_volume(step(), place)
+    for pp_rank in (0, 1):
+        assert expert_volume(step(), pp_rank, 1) == pp_rank_volume(step(), pp_rank)
 
 
 @pytest.mark.parametrize("shard", ["ddp", "zero2", "fsdp"])
 def test_experts_are_an_mlp_as_wide_as_all_with_a_router(shard: str) -> None:
     """Three of them, so that their router is as large as one more number of the MLP's width."""
-    dense = place_volume(step(shard=shard, ffn=3 * FFN + 1), 1)
+    dense = pp_rank_volume(step(shard=shard, ffn=3 * FFN + 1), 1)
     one = expert_volume(step({"count": 3, "per_token": 1}, shard=shard), 1, 1)
     assert one.weights == dense.weights
     assert one.dp == dense.dp
@@ -105,7 +105,7 @@ def test_near_copies_of_experts_are_of_those_that_have_the_same() -> None:
     many = {"count": 8, "per_token": 2}
     one = step(many, cp=2, cp_comm_type="ring", shard=shard)
     expert = 8 * 3 * HIDDEN * FFN // 2  # of a layer, on a rank
-    dense = place_volume(replace(one, model=without_routed_experts(one.model)), 0)
+    dense = pp_rank_volume(replace(one, model=without_routed_experts(one.model)), 0)
     own = expert_volume(one, 0, 2)
     micro_batches = one.workload.num_micro_batches
     gathered = expert * 4 * 3 // 4 + expert * 4 // 2  # forward among four, backward among two

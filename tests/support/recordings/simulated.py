@@ -58,8 +58,8 @@ def simulated(name: str) -> tuple[Plan, pl.DataFrame]:
     else:
         plan = drawn_plan(Chance(int(name.split()[1])), 4, 4)[1]
     timeline = simulate_plan(plan, Cluster.preset("a100-80")).timeline((0, 1))
-    places = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}
-    return plan, with_axes(table_of(timeline), grid_of(plan.layout), plan.shardings, places)
+    pp_rank_of = {op.stage: pp_rank for pp_rank, ops in enumerate(plan.schedule.ranks) for op in ops}
+    return plan, with_axes(table_of(timeline), grid_of(plan.layout), plan.shardings, pp_rank_of)
 
 
 def write_simulated(folder: Path, name: str) -> Path:

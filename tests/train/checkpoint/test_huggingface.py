@@ -19,7 +19,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.orders.overlap import SegmentLists, sync_order
 from plait.core.step.segments import Action, Kind, SegmentGraph, SegmentOp
 from plait.train.checkpoint import huggingface
-from plait.train.checkpoint.weight_files import place
+from plait.train.checkpoint.weight_files import stored_piece
 from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.engine.executor import RankContext, RunningPhase, SegmentExecutor
 from plait.train.engine.gradients import Gradients
@@ -155,7 +155,7 @@ def test_logits_loss_and_gradients(theirs: tuple[Any, Path]) -> None:
     prefix = {"gpt": "transformer.", "llama": "model."}[model.spec.family]
     named = {name.removeprefix(prefix): parameter.grad for name, parameter in reference.named_parameters()}
     for piece in model.pieces:
-        at = place(model.spec, piece)
+        at = stored_piece(model.spec, piece)
         gradient = named[at.name][at.ranges(piece)]
         gradient = gradient.t() if at.transposed else gradient
         found = piece.view(gradients.named[piece.parameter])

@@ -160,7 +160,7 @@ class Joining:
         monkeypatch.setattr(world, "each_has_own_gpu", all_have_one)
         monkeypatch.setattr(world, "granted_gpus", lambda: self.granted)
         monkeypatch.setattr(
-            world, "pin_cores", lambda place, ranks, threads: self.cores.append((place, ranks, threads))
+            world, "pin_cores", lambda local_rank, ranks, threads: self.cores.append((local_rank, ranks, threads))
         )
         monkeypatch.setattr(world, "open_store", lambda rank, timeout: ("store", timeout))
         monkeypatch.setattr(world, "LineStore", lambda control, seconds: ("line", control, seconds))

@@ -166,9 +166,9 @@ def test_a_text_that_is_cut_into_pieces_ends_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(check, "check_formats", lambda files, most, dtype: Counter[str]())
     told = told_of(texts, tmp_path, sequence_length=64, eval_every=0, eval_fraction=0.0)
     assert "3 of 3 documents, 17 tokens" in told
-    places = sorted(one.place for one in pieces)
+    places = sorted(one.hash_fraction for one in pieces)
     told = told_of(texts, tmp_path, sequence_length=64, eval_every=0, eval_fraction=places[0] + 1e-9)
-    alone = next(one for one in pieces if one.place == places[0])
+    alone = next(one for one in pieces if one.hash_fraction == places[0])
     ends = {b"words": 1 + 1, b" more": 1 + 1, b"other": 1}[alone.text]  # of texts whose last piece is for training
     assert f"2 of 3 documents, {10 + ends} tokens, are for training" in told
     assert "lower data.eval_fraction" in told
@@ -189,7 +189,9 @@ def test_a_fraction_is_advised_only_where_one_helps(tmp_path: Path, monkeypatch:
     places = {b"low": 0.25, b"high": 0.9999, b"middle": 0.5}
 
     def told(*names: bytes) -> str:
-        monkeypatch.setattr(Document, "place", property(lambda self: places[self.text[: self.text.index(b" ")]]))
+        monkeypatch.setattr(
+            Document, "hash_fraction", property(lambda self: places[self.text[: self.text.index(b" ")]])
+        )
         monkeypatch.setattr(
             check, "documents", lambda file, reading: iter(Document(text=name + b" x" * 99, offset=0) for name in names)
         )
@@ -212,7 +214,7 @@ def test_no_more_is_encoded_than_is_needed(tmp_path: Path, monkeypatch: pytest.M
     not."""
     texts, encoded = write(tmp_path / "texts", [b"x"]), list[bytes]()
     monkeypatch.setattr(check, "check_formats", lambda files, most, dtype: Counter[str]())
-    monkeypatch.setattr(Document, "place", property(lambda self: 0.1 if self.text.startswith(b"e") else 0.9))
+    monkeypatch.setattr(Document, "hash_fraction", property(lambda self: 0.1 if self.text.startswith(b"e") else 0.9))
     encode = ByteTokenizer.encode
     monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text: encoded.append(text) or encode(self, text))
     texts_of = [b"t2345678", b"e23", b"t234", b"tooo", b"e23456789"]

@@ -109,11 +109,11 @@ def test_a_text_that_is_too_long_to_be_encoded_at_once_is_cut_at_lines(
 
 
 @pytest.mark.parametrize(("text", "place"), [(b"", 0.866604), (b"a", 0.262590), (b"always for evaluation 1", 0.270414)])
-def test_a_document_has_its_place_in_every_version(text: bytes, place: float) -> None:
+def test_a_document_has_its_place_in_every_version(text: bytes, hash_fraction: float) -> None:
     """A corpus that grows, prepared by a newer Plait, moves no document to the other side."""
     document = Document(text=text, offset=3)
-    assert document.place == replace(document, offset=0).place == pytest.approx(place, abs=1e-6)
-    assert document.split(document.place) == "train" and document.split(document.place + 1e-9) == "eval"
+    assert document.hash_fraction == replace(document, offset=0).hash_fraction == pytest.approx(hash_fraction, abs=1e-6)
+    assert document.split(document.hash_fraction) == "train" and document.split(document.hash_fraction + 1e-9) == "eval"
 
 
 def test_what_decides_a_corpus_is_in_its_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

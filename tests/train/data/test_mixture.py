@@ -54,7 +54,7 @@ def test_an_order_repeats_after_its_weights(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "_BLOCK", 4)
     order = Order((5, 3, 2))
     assert order.sources(0, 30).tolist() == order.sources(0, 10).tolist() * 3
-    assert [order.before(place).sum() for place in range(35)] == list(range(35))
+    assert [order.before(position).sum() for position in range(35)] == list(range(35))
     assert order.before(20).tolist() == [10, 6, 4]
 
 

@@ -105,9 +105,9 @@ def differences(model: ModelSpec, overlap: Overlap = "sync", **asked: Any) -> li
                 act(turn)
             walk.run([action])  # type: ignore[list-item]
             for (site, layer, at), segment in state.segments.items():
-                place = executor.graph.places[site, layer]
+                index = executor.graph.segment_index[site, layer]
                 told = {
-                    name: size for (of, slice_, name), (size, _) in walk.live.items() if (of, slice_) == (place, at)
+                    name: size for (of, slice_, name), (size, _) in walk.live.items() if (of, slice_) == (index, at)
                 }
                 want = sum(size for name, size in told.items() if not name.startswith(OF_AUTOGRAD))
                 if site != "embed" and held(segment) != want:  # which rows of an embedding travel depends on tokens

@@ -56,8 +56,8 @@ def cores() -> list[int]:
 def test_ranks_that_fill_the_machine_get_disjoint_cores() -> None:
     count = len(cores())
     taken = [
-        run(f"print(sorted(threads.pin_cores({place}, {count}, 1)), sorted(os.sched_getaffinity(0)))")
-        for place in range(count)
+        run(f"print(sorted(threads.pin_cores({local_rank}, {count}, 1)), sorted(os.sched_getaffinity(0)))")
+        for local_rank in range(count)
     ]
     assert taken == [f"[{core}] [{core}]" for core in cores()]
 
@@ -112,10 +112,10 @@ class Kernel:
     ],
 )
 def test_each_rank_takes_its_share_of_the_cores(
-    monkeypatch: pytest.MonkeyPatch, place: int, ranks: int, each: int, mine: set[int] | None
+    monkeypatch: pytest.MonkeyPatch, local_rank: int, ranks: int, each: int, mine: set[int] | None
 ) -> None:
     kernel = Kernel(monkeypatch, {1, 2, 3, 4, 5, 6, 7, 9})
-    assert threads.pin_cores(place, ranks, each) == (mine or set())
+    assert threads.pin_cores(local_rank, ranks, each) == (mine or set())
     assert kernel.placed == ([(0, mine)] if mine else [])
 
 

@@ -259,7 +259,7 @@ def test_a_place_is_as_busy_as_its_busiest_rank_but_for_what_travels(
 ) -> None:
     """Each of its four micro-batches takes a quarter of the step that comes after the one to warm
     up."""
-    monkeypatch.setattr(measure, "travel_times", lambda courier, place, device: [0.5])
+    monkeypatch.setattr(measure, "travel_times", lambda courier, pp_rank, device: [0.5])
     found = [one.times for one, _ in measured(GPT, [(2, 1), (1, 1)], Choices(slack=True), 50)]
     assert found == [Times(((4 + 3) / 4, (5 + 3) / 4), (0.5,))] * 3
     told.slower = -1  # now those of lower numbers take longer
@@ -322,9 +322,9 @@ def test_a_boundary_takes_half_of_the_shortest_round_trip_by_the_clock_of_who_be
     trips = (0.0, 7.0, 0.0, 2.0, 0.0, 3.0, 0.0, 8.0, 0.0, 4.0)
     monkeypatch.setattr(measure, "time", Told(ticks=(trips, (0.25,))))
 
-    def work(place: int) -> tuple[list[float], list[str]]:
+    def work(pp_rank: int) -> tuple[list[float], list[str]]:
         post = Post(rank_of)
-        return travel_times(post, place, device), post.log  # type: ignore[arg-type]
+        return travel_times(post, pp_rank, device), post.log  # type: ignore[arg-type]
 
     ready, device = list[int](), RankDevice(torch.device("cpu"))
     monkeypatch.setattr(device, "synchronize", lambda: ready.append(rank()))

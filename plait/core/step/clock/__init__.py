@@ -2,4 +2,4 @@
 
 # pyright: reportUnsupportedDunderAll=false
 
-__all__ = ["pipeline", "pipeline_clock", "places", "prices"]
+__all__ = ["pipeline", "pipeline_clock", "pipeline_ranks", "prices"]

@@ -24,7 +24,7 @@ from plait.core.parallel.strategy import slice_sizes
 from plait.core.record.timeline import OpSpan, Span, SpanKind, Timeline, spans_of
 from plait.core.step.clock.phase import REDUCE_LAST, Label, Programme
 from plait.core.step.clock.pipeline_clock import Entry, PipelineClock, TransferRoute, Transfers, script_of
-from plait.core.step.clock.places import AXES, Moved, PlaceLists, RankTimeline
+from plait.core.step.clock.pipeline_ranks import AXES, Moved, PipelineRankLists, RankTimeline
 from plait.core.step.clock.prices import Prices
 from plait.core.step.schedule import Op, ends
 from plait.core.step.step import PipelineRank, Step
@@ -33,7 +33,7 @@ from plait.core.step.traffic import UnitAction, UnitOp, UnitTraffic, UnitVerb
 
 @dataclass(frozen=True)
 class Simulated:
-    """Seconds of a simulated step. places: seconds of every pp rank by axis; each adds up to
+    """Seconds of a simulated step. pp_ranks: seconds of every pp rank by axis; each adds up to
     ``seconds``.
 
     compute: without slowdown by communication. tp, cp, dp, pp: exposed communication: not
@@ -41,7 +41,7 @@ class Simulated:
     """
 
     seconds: float
-    places: tuple[Mapping[str, float], ...]
+    pp_ranks: tuple[Mapping[str, float], ...]
     simulation: Simulation = field(repr=False, compare=False)
 
     @property
@@ -49,7 +49,7 @@ class Simulated:
         """Seconds by axis, averaged over ranks; they add up to ``seconds``."""
         counts = [len(mesh.ranks) for mesh in self.simulation.step.layout.meshes]
         return {
-            axis: sum(place[axis] * count for place, count in zip(self.places, counts, strict=True)) / sum(counts)
+            axis: sum(seconds[axis] * count for seconds, count in zip(self.pp_ranks, counts, strict=True)) / sum(counts)
             for axis in AXES
         }
 
@@ -70,7 +70,7 @@ class StepClock(PipelineClock[RankTimeline]):
         transfers: Transfers = "buffered" if self.prices.buffered else "rendezvous"
         super().__init__(simulation.script, self.courses, transfers)
         for course in self.courses:
-            if course.place.units:
+            if course.pipeline_rank.units:
                 first = next(entry.key for entry in course.entries if entry.key)
                 course.do(course.inside.begin((first.stage, first.phase), steady=steady))
         self.simulate()
@@ -116,12 +116,16 @@ class StepClock(PipelineClock[RankTimeline]):
         prices, step = self.prices, self.simulation.step
         for course in self.courses:
             course.rest(course.last_sent, "pp")
-            if course.place.units:
+            if course.pipeline_rank.units:
                 course.do(course.inside.complete(course.state))
-            if course.place.replicated_gradient_bytes:
-                where = course.place.index
+            if course.pipeline_rank.replicated_gradient_bytes:
+                where = course.pipeline_rank.index
                 taken = prices.collective(
-                    "all_reduce", course.place.replicated_gradient_bytes, course.place.strategy.tp, 1, where
+                    "all_reduce",
+                    course.pipeline_rank.replicated_gradient_bytes,
+                    course.pipeline_rank.strategy.tp,
+                    1,
+                    where,
                 )
                 course.rest(course.clock + taken, "tp")
         self._tie()
@@ -129,7 +133,7 @@ class StepClock(PipelineClock[RankTimeline]):
         _meet(self.courses)
         for course in self.courses:
             norm = prices.collective("all_reduce", 3 * 8, world, 1) if world > 1 else 0.0
-            taken = prices.update(course.place.numbers) + prices.muon(course.place)
+            taken = prices.update(course.pipeline_rank.numbers) + prices.muon(course.pipeline_rank)
             course.rest(course.clock + norm + taken * course.pace, "optimizer")
         _meet(self.courses)
         self.seconds = self.courses[0].clock + prices.step_overhead
@@ -140,14 +144,14 @@ class StepClock(PipelineClock[RankTimeline]):
         """Sum the gradient of tied embeddings between the first and the last stage, if there are
         any."""
         step, rank_of = self.simulation.step, self.simulation.step.schedule.rank_of
-        places = sorted({rank_of[0], rank_of[len(step.stages) - 1]})
-        tie = step.tie(step.layout.meshes[places[0]].first)
+        pp_ranks = sorted({rank_of[0], rank_of[len(step.stages) - 1]})
+        tie = step.tie(step.layout.meshes[pp_ranks[0]].first)
         ranks = len(tie.ranks)
         if ranks == 1:
             return
         stride = max(1, step.layout.world_size // ranks)  # as in the closed form: one node's ends are inside
-        size = tie.numbers * self.courses[0].place.step.workload.master
-        courses = [self.courses[place] for place in places]
+        size = tie.numbers * self.courses[0].pipeline_rank.step.workload.master
+        courses = [self.courses[pp_rank] for pp_rank in pp_ranks]
         _meet(courses)
         for course in courses:
             course.rest(course.clock + self.prices.collective("all_reduce", size, ranks, stride), "pp")
@@ -169,11 +173,14 @@ class Simulation:
 
     def __init__(self, step: Step, prices: Prices, jitter_seed: int | None, key: Callable[[], str] = str) -> None:
         self.step, self.prices, self.key = step, prices, key
-        self.places = [PipelineRank(step, index) for index in range(len(step.layout.degrees))]
-        kinds, known = dict[object, PlaceLists](), dict[object, Programme]()
+        self.pipeline_ranks = [PipelineRank(step, index) for index in range(len(step.layout.degrees))]
+        kinds, known = dict[object, PipelineRankLists](), dict[object, Programme]()
         self.lists = [
-            kinds.setdefault((place.kind, prices.cost_class(place.index)), PlaceLists(place, prices, known))
-            for place in self.places
+            kinds.setdefault(
+                (pipeline_rank.kind, prices.cost_class(pipeline_rank.index)),
+                PipelineRankLists(pipeline_rank, prices, known),
+            )
+            for pipeline_rank in self.pipeline_ranks
         ]
         self.paces = self._paces(jitter_seed)
         self.script = script_of(step.schedule)
@@ -193,8 +200,11 @@ class Simulation:
 
     def courses(self) -> list[RankTimeline]:
         """Return the timelines of all pp ranks at a step's beginning."""
-        parts = zip(self.script.entries, self.places, self.lists, self.paces, strict=True)
-        return [RankTimeline(entries, place=place, lists=lists, pace=pace) for entries, place, lists, pace in parts]
+        parts = zip(self.script.entries, self.pipeline_ranks, self.lists, self.paces, strict=True)
+        return [
+            RankTimeline(entries, pipeline_rank=pipeline_rank, lists=lists, pace=pace)
+            for entries, pipeline_rank, lists, pace in parts
+        ]
 
     def travel(self, way: TransferRoute) -> tuple[float, int]:
         """Return (seconds of a transfer between two stages, number of the network tier that it
@@ -243,7 +253,7 @@ def timeline(simulation: Simulation, steps: Sequence[int], ranks: Sequence[int] 
     whole = simulation.step
     runs = {steady: simulation.run(steady=steady) for steady in {step > 0 for step in steps}}
     found: list[Span] = []
-    for place, mesh in enumerate(whole.layout.meshes):
+    for pp_rank, mesh in enumerate(whole.layout.meshes):
         shares = slice_sizes(whole.workload.micro_batch, mesh.dp)
 
         known: dict[tuple[bool, int], list[OpSpan]] = {}
@@ -251,17 +261,17 @@ def timeline(simulation: Simulation, steps: Sequence[int], ranks: Sequence[int] 
             for rank in mesh.ranks if ranks is None else set(mesh.ranks).intersection(ranks):
                 key = step > 0, shares[mesh.coordinates(rank)["dp"]]
                 if key not in known:
-                    known[key] = list(_PlaceSpans(simulation, runs[key[0]].courses[place], key[1]).all())
+                    known[key] = list(_RankSpans(simulation, runs[key[0]].courses[pp_rank], key[1]).all())
                 found += spans_of(step, rank, known[key])
     return Timeline(tuple(found), simulation.key())
 
 
-class _PlaceSpans:
+class _RankSpans:
     """Spans of one rank of a pp rank, which has ``share`` sequences of every micro-batch."""
 
     def __init__(self, simulation: Simulation, course: RankTimeline, share: int) -> None:
-        self.step, self.course, self.place, self.share = simulation.step, course, course.place, share
-        self.units = self.place.units
+        self.step, self.course, self.pipeline_rank, self.share = simulation.step, course, course.pipeline_rank, share
+        self.units = self.pipeline_rank.units
 
     def all(self) -> Iterator[OpSpan]:
         """Yield all spans of the rank, in no particular order."""
@@ -280,9 +290,9 @@ class _PlaceSpans:
         for op, start, scale, outcome in self.course.turns:
             if op is None:
                 continue
-            at = self.place.stage_index[op.stage]
-            actions = self.course.lists.of(self.place, at, op.work.phase)
-            traffic = self.place.traffic(at, self.share)
+            at = self.pipeline_rank.stage_index[op.stage]
+            actions = self.course.lists.of(self.pipeline_rank, at, op.work.phase)
+            traffic = self.pipeline_rank.traffic(at, self.share)
             for position, kind, begin, end in outcome.done:
                 action = actions[position]
                 assert not isinstance(action, UnitAction)
@@ -326,4 +336,4 @@ class _PlaceSpans:
         return sum(one.bytes for one in found)
 
     def _tile(self, op: Op) -> int:
-        return self.step.crossing_bytes(self.place.index, (op.stage, op.peer), self.share)
+        return self.step.crossing_bytes(self.pipeline_rank.index, (op.stage, op.peer), self.share)

@@ -54,20 +54,20 @@ class Prices(Protocol):
         """Overhead of a step in seconds that the simulation does not cover."""
         ...
 
-    def costs(self, place: int) -> SegmentCosts:
+    def costs(self, pp_rank: int) -> SegmentCosts:
         """Return the seconds of a pp rank's segment ops."""
         ...
 
-    def launches(self, place: int) -> Launches:
+    def launches(self, pp_rank: int) -> Launches:
         """Return the host's launch seconds for a pp rank."""
         ...
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, pp_rank: int | None = None) -> float:
         """Return the seconds to gather or reduce ``nbytes`` over ``ranks`` ranks, ``stride`` ranks
-        apart. place: their pp rank; None if the group spans several."""
+        apart. pp_rank: None if the group spans several."""
         ...
 
-    def cost_class(self, place: int) -> object:
+    def cost_class(self, pp_rank: int) -> object:
         """Return a key that is equal for pp ranks on which equal stages cost the same."""
         ...
 
@@ -80,7 +80,7 @@ class Prices(Protocol):
         """Return the seconds of an optimizer step over ``numbers`` parameters."""
         ...
 
-    def muon(self, place: PipelineRank) -> float:
+    def muon(self, pipeline_rank: PipelineRank) -> float:
         """Return the seconds to orthogonalise a pp rank's matrices, in addition to ``update``; 0
         for another optimizer."""
         ...
@@ -94,9 +94,9 @@ class Prices(Protocol):
         ...
 
 
-def muon_of(place: PipelineRank, prices: MuonPrices) -> float:
+def muon_of(pipeline_rank: PipelineRank, prices: MuonPrices) -> float:
     """Return the seconds to orthogonalise a pp rank's matrices at these costs."""
-    return float(muon_seconds(kinds_at(place), *group_at(place), prices))
+    return float(muon_seconds(kinds_at(pipeline_rank), *group_at(pipeline_rank), prices))
 
 
 @dataclass(frozen=True)
@@ -130,23 +130,23 @@ class ClusterPrices:
     def step_overhead(self) -> float:
         return self.cluster.efficiency.step.value
 
-    def costs(self, place: int) -> SegmentCosts:
-        found = cluster_costs(*self._arguments(place), precision=self.step.workload.precision)
+    def costs(self, pp_rank: int) -> SegmentCosts:
+        found = cluster_costs(*self._arguments(pp_rank), precision=self.step.workload.precision)
         if self.pace == 1.0:
             return found
         return replace(found, compute={key: seconds * self.pace for key, seconds in found.compute.items()})
 
-    def launches(self, place: int) -> Launches:
-        return cluster_launches(*self._arguments(place), precision=self.step.workload.precision)
+    def launches(self, pp_rank: int) -> Launches:
+        return cluster_launches(*self._arguments(pp_rank), precision=self.step.workload.precision)
 
-    def _arguments(self, place: int) -> tuple[ModelSpec, Strategy, Load, Cluster]:
-        load = Load(self.step.largest_share(place), self.step.workload.sequence)
-        return self.step.model, self.step.strategy_of(place), load, self.cluster
+    def _arguments(self, pp_rank: int) -> tuple[ModelSpec, Strategy, Load, Cluster]:
+        load = Load(self.step.largest_share(pp_rank), self.step.workload.sequence)
+        return self.step.model, self.step.strategy_of(pp_rank), load, self.cluster
 
-    def cost_class(self, place: int) -> object:
+    def cost_class(self, pp_rank: int) -> object:
         return None
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, pp_rank: int | None = None) -> float:
         assert kind != "rotate"
         return float(rates.collective(self.cluster, kind, nbytes, ranks, stride))
 
@@ -156,22 +156,22 @@ class ClusterPrices:
     def update(self, numbers: int) -> float:
         return float(rates.memory_bound(self.cluster, numbers * self.cluster.efficiency.optimizer_bytes.value))
 
-    def muon(self, place: PipelineRank) -> float:
+    def muon(self, pipeline_rank: PipelineRank) -> float:
         work = self.step.workload
         prices = cluster_prices(self.cluster, work.precision, work.matrix_steps, work.matrix_itemsize)
 
         def exchange(nbytes: float, ranks: int) -> float:
-            return self.collective("all_to_all", nbytes * ranks, ranks, 1, place.index)
+            return self.collective("all_to_all", nbytes * ranks, ranks, 1, pipeline_rank.index)
 
-        return muon_of(place, replace(prices, exchange=exchange))
+        return muon_of(pipeline_rank, replace(prices, exchange=exchange))
 
     def travel(self, source: int, target: int) -> float:
         """Return the seconds of one micro-batch's transfer. Every node of the target receives each
         part once, over all its links, and distributes it inside the node."""
         meshes, ends = self.step.layout.meshes, [self.step.schedule.rank_of[stage] for stage in (source, target)]
-        shares = {place: self.step.largest_share(place) for place in ends}
-        tile = max(self.step.crossing_bytes(place, (source, target), share) for place, share in shares.items())
-        tp = min(meshes[place].tp for place in ends)
+        shares = {pp_rank: self.step.largest_share(pp_rank) for pp_rank in ends}
+        tile = max(self.step.crossing_bytes(pp_rank, (source, target), share) for pp_rank, share in shares.items())
+        tp = min(meshes[pp_rank].tp for pp_rank in ends)
         inside = self._stride(ends) < self.cluster.ranks_per_node
         copies = 1 if self.step.strategy.sequence_parallel or inside else min(tp, self.cluster.ranks_per_node)
         there = rates.collective(self.cluster, "send", tile / copies, 2, self._stride(ends))
@@ -214,11 +214,11 @@ class PlacedPrices(ClusterPrices):
     pods: tuple[int, ...] = ()
     network: Network = field(default_factory=Network.read)
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, pp_rank: int | None = None) -> float:
         """Return the seconds of a collective; longer than inside a minipod if groups of this kind
         cross minipods."""
-        inside = super().collective(kind, nbytes, ranks, stride, place)
-        crossing = self._crossing(ranks, stride, place)
+        inside = super().collective(kind, nbytes, ranks, stride, pp_rank)
+        crossing = self._crossing(ranks, stride, pp_rank)
         if crossing.spread == 1 or ranks == 1:
             return inside
         if self.network.core is None:
@@ -239,16 +239,16 @@ class PlacedPrices(ClusterPrices):
             return inside
         if self.network.core is None:
             return inside * self.network.pair_factor
-        places = [self.step.schedule.rank_of[stage] for stage in (source, target)]
-        tile = max(self.step.crossing_bytes(at, (source, target), self.step.largest_share(at)) for at in places)
-        tp = min(self.step.layout.meshes[at].tp for at in places)
+        pp_ranks = [self.step.schedule.rank_of[stage] for stage in (source, target)]
+        tile = max(self.step.crossing_bytes(at, (source, target), self.step.largest_share(at)) for at in pp_ranks)
+        tp = min(self.step.layout.meshes[at].tp for at in pp_ranks)
         handed = tile * max(1, self.cluster.ranks_per_node // tp)  # every tp group of a host sends a tile
         return max(inside, handed * crossing.flows / self.network.core)
 
-    def cost_class(self, place: int) -> object:
+    def cost_class(self, pp_rank: int) -> object:
         """Return the minipods of the pp rank's hosts as a key: pp ranks of one kind may cross
         minipods differently."""
-        hosts = self._hosts(self.step.layout.meshes[place].ranks)
+        hosts = self._hosts(self.step.layout.meshes[pp_rank].ranks)
         known: dict[int, int] = {}
         return tuple(known.setdefault(self.pods[host], len(known)) for host in hosts)
 
@@ -263,31 +263,31 @@ class PlacedPrices(ClusterPrices):
     def _hosts(self, ranks: Sequence[int]) -> list[int]:
         return list(dict.fromkeys(rank // self.cluster.ranks_per_node for rank in ranks))
 
-    def _crossing(self, ranks: int, stride: int, place: int | None) -> MinipodCrossing:
-        key = ranks, stride, place
+    def _crossing(self, ranks: int, stride: int, pp_rank: int | None) -> MinipodCrossing:
+        key = ranks, stride, pp_rank
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._crossing_of(ranks, stride, place)
+            found = self._known[key] = self._crossing_of(ranks, stride, pp_rank)
         return found
 
     @cached_property
     def _known(self) -> dict[tuple[int, int, int | None], MinipodCrossing]:
         return {}
 
-    def _crossing_of(self, ranks: int, stride: int, place: int | None) -> MinipodCrossing:
+    def _crossing_of(self, ranks: int, stride: int, pp_rank: int | None) -> MinipodCrossing:
         """Return the minipod crossings of one kind of group: the spread of a pp rank's groups, and
         the flows of all pp ranks' groups, which communicate at about the same time."""
         every = [list(self._groups(ranks, stride, at)) for at in range(len(self.step.layout.meshes))]
-        own = self._over(every[place] if place is not None else [one for groups in every for one in groups])
+        own = self._over(every[pp_rank] if pp_rank is not None else [one for groups in every for one in groups])
         if own.spread == 1:
             return own
         both = self._over([one for groups in every for one in groups])
         return MinipodCrossing(spread=own.spread, flows=both.flows, hosts=own.hosts)
 
-    def _groups(self, ranks: int, stride: int, place: int) -> Iterator[list[tuple[int, int]]]:
+    def _groups(self, ranks: int, stride: int, pp_rank: int) -> Iterator[list[tuple[int, int]]]:
         """Yield, for each of a pp rank's groups, the ring of its hosts as (sending host, receiving
         host) pairs; for groups of all ranks if a group is larger than a pp rank."""
-        mesh = self.step.layout.meshes[place]
+        mesh = self.step.layout.meshes[pp_rank]
         first, size = mesh.first, len(mesh.ranks)
         if ranks * stride > size:
             first, size = 0, self.step.layout.world_size

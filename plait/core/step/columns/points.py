@@ -30,7 +30,7 @@ from plait.core.step.schedules import GENERATORS, Shape, find_schedule, own_chun
 SCHEDULES = tuple(GENERATORS)
 NAMES = list(SCHEDULES)
 """Schedule names; their indices are the numbers in arrays. Searched schedule files are appended."""
-PLACES, ROUNDS = 6, 6
+SHORT_PP, MOST_ROUNDS = 6, 6
 """Pp ranks of the short pipeline, and its maximum rounds; a round has as many micro-batches as pp
 ranks."""
 LEAST = 8
@@ -62,11 +62,11 @@ def written(name: str) -> Schedule | None:
     return _FILES.get(name)
 
 
-def place_ops(name: str, shape: Shape, place: int) -> list[Op]:
+def pp_rank_ops(name: str, shape: Shape, pp_rank: int) -> list[Op]:
     """Return the computations of one pp rank."""
     if name in _FILES:
-        return [op for op in _FILES[name].ranks[place] if op.computes and op.micro_batch < shape.micro_batches]
-    return next(iter(GENERATORS[name].lists(shape, (place,))))
+        return [op for op in _FILES[name].ranks[pp_rank] if op.computes and op.micro_batch < shape.micro_batches]
+    return next(iter(GENERATORS[name].lists(shape, (pp_rank,))))
 
 
 @dataclass(frozen=True)
@@ -103,38 +103,38 @@ class ScheduleProperties:
             return num_micro
         return min(num_micro, max(self.rounds, -(-LEAST // pp)) * pp)
 
-    def places(self, pp: int) -> list[int]:
+    def fullest_pp_ranks(self, pp: int) -> list[int]:
         """Return the indices of the pp ranks that can need the most memory in a pipeline of ``pp``
         ranks."""
         if self.inner:
             return list(range(pp))
         ends = (0, min(1, pp - 1), max(0, pp - 2), pp - 1)
-        return sorted({place for place, holds in zip(ends, self.fullest, strict=True) if holds})
+        return sorted({pp_rank for pp_rank, holds in zip(ends, self.fullest, strict=True) if holds})
 
 
 @cache
 def schedule_properties(name: str) -> ScheduleProperties:
     """Return the properties of a schedule."""
     file = _FILES.get(name)
-    pp = len(file.ranks) if file else PLACES
+    pp = len(file.ranks) if file else SHORT_PP
     chunks = file.num_stages // pp if file else 0 if takes_chunks(name) else own_chunks(name)
     some = chunks or 2
 
     def lists(count: int) -> list[list[Op]]:
         shape = planned_shape(name, pp, count, some)
-        return [place_ops(name, shape, place) for place in range(pp)]
+        return [pp_rank_ops(name, shape, pp_rank) for pp_rank in range(pp)]
 
-    longest = file.num_micro_batches if file else ROUNDS * pp + 1
+    longest = file.num_micro_batches if file else MOST_ROUNDS * pp + 1
 
     @cache
     def most(count: int) -> NDArray[np.float64]:
         return np.array([_most(ops) for ops in lists(min(count, longest))])
 
-    rounds = next((k for k in range(2, ROUNDS) if np.array_equal(most(k * pp), most((k + 1) * pp))), 0)
-    whole = lists(min(longest, ROUNDS * pp))
+    rounds = next((k for k in range(2, MOST_ROUNDS) if np.array_equal(most(k * pp), most((k + 1) * pp))), 0)
+    whole = lists(min(longest, MOST_ROUNDS * pp))
     held = [{op.stage for op in ops} for ops in whole]
     ahead = [next((at for at, op in enumerate(ops) if not op.forward), len(ops)) for ops in whole]
-    collects = ahead[0] == min(longest, ROUNDS * pp) * some
+    collects = ahead[0] == min(longest, MOST_ROUNDS * pp) * some
     each = most((rounds or 2) * pp)
     between, ends = each[1 : pp - 1], each[[min(1, pp - 1), max(0, pp - 2)]]
     return ScheduleProperties(
@@ -147,7 +147,7 @@ def schedule_properties(name: str) -> ScheduleProperties:
         uneven=rounds > 0 and not np.array_equal(most(rounds * pp), most(rounds * pp + 1)),
         fullest=(True, True, bool((ends[1] > ends[0]).any()), True),
         inner=bool((between > ends.max(axis=0)).any()),
-        plain=all(stages == set(range(place, pp * some, pp)) for place, stages in enumerate(held)),
+        plain=all(stages == set(range(pp_rank, pp * some, pp)) for pp_rank, stages in enumerate(held)),
     )  # fmt: skip
 
 
@@ -170,11 +170,11 @@ def _most(ops: Sequence[Op]) -> NDArray[np.float64]:
 
 
 @cache
-def stages_of(name: str, pp: int, virtual: int, place: int) -> tuple[int, ...]:
+def stages_of(name: str, pp: int, virtual: int, pp_rank: int) -> tuple[int, ...]:
     """Return the stages of a pp rank, ascending."""
     if schedule_properties(name).plain:
-        return tuple(range(place, num_stages(name, pp, virtual), pp))
-    ops = place_ops(name, planned_shape(name, pp, 1, virtual), place)
+        return tuple(range(pp_rank, num_stages(name, pp, virtual), pp))
+    ops = pp_rank_ops(name, planned_shape(name, pp, 1, virtual), pp_rank)
     return tuple(sorted({op.stage for op in ops}))
 
 
@@ -329,7 +329,7 @@ def distinct(columns: Sequence[NDArray[Any]]) -> tuple[Ints, Ints]:
         numbers, count = _numbered(column)
         if count < 2:
             continue
-        if size * count > _places(code):
+        if size * count > _table_size(code):
             code, size = _numbered(code)
         code, size = code * count + numbers, size * count
     kind, count = _numbered(code)
@@ -344,7 +344,7 @@ def groups(kind: Ints) -> Iterator[Ints]:
     yield from np.split(order, np.cumsum(np.bincount(kind))[:-1]) if len(kind) else ()
 
 
-def _places(values: Ints) -> int:
+def _table_size(values: Ints) -> int:
     """Return how many entries a counting table for these values may have."""
     return max(_LEAST, _ROOM * len(values))
 
@@ -357,7 +357,7 @@ def _numbered(column: NDArray[Any]) -> tuple[Ints, int]:
     low, high = int(values.min()), int(values.max())
     if low == high:
         return values - low, 1
-    if high - low < _places(values):
+    if high - low < _table_size(values):
         there = np.zeros(high - low + 1, np.int64)
         there[values - low] = 1
         return (np.cumsum(there) - 1)[values - low], int(there.sum())

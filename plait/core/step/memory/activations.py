@@ -105,9 +105,9 @@ class MemoryTrace:
     def __init__(self, sizes: Sizes, graph: SegmentGraph) -> None:
         self.sizes, self.graph = sizes, graph
         tensors = StageTensors(graph, dropped=bool(sizes.spec.dropout), within=bool(sizes.spec.letters.qk_norm))
-        self._places = {
-            segment: (place, tensors.program(place), graph.level(sizes.spec, *segment))
-            for segment, place in graph.places.items()
+        self._programs = {
+            segment: (index, tensors.program(index), graph.level(sizes.spec, *segment))
+            for segment, index in graph.segment_index.items()
         }
         self.live: dict[Held, tuple[Number, int]] = {}
         self._crossing: list[Held] = []
@@ -133,10 +133,10 @@ class MemoryTrace:
         for verb, op in actions:
             if verb == "wait":
                 continue
-            place, program, level = self._places[op.site, op.layer]
+            index, program, level = self._programs[op.site, op.layer]
             for step in program.get((op.kind, op.part, verb == "start"), ()):
-                down = self.graph.places.get(("down", op.layer), -1 - op.layer) if op.site == "up" else 0
-                self._run(step, level, op.site, op.slice, (place, place - 1, down))
+                down = self.graph.segment_index.get(("down", op.layer), -1 - op.layer) if op.site == "up" else 0
+                self._run(step, level, op.site, op.slice, (index, index - 1, down))
         self._top()
         return self.peak
 
@@ -237,22 +237,22 @@ class StageTensors:
         self.graph, self.dropped, self.within = replace(graph, phase="step"), dropped, within
         self._rows: dict[int, list[TensorUse]] = {}
 
-    def program(self, place: int) -> Program:
+    def program(self, index: int) -> Program:
         """Return the steps of every op of a segment. Segments with equal neighbours share one
         result."""
         graph, known = self.graph, _known()
-        around = graph.segments[max(0, place - 1) : place + 2]
+        around = graph.segments[max(0, index - 1) : index + 2]
         alike = [(site, graph.recomputed_kinds(site, layer), self._apart(site, layer)) for site, layer in around]
         facts = graph.p2, graph.sequence_parallel, graph.communicates, graph.attention, graph.recompute
-        key = place == 0, tuple(alike), facts, self.dropped, self.within
+        key = index == 0, tuple(alike), facts, self.dropped, self.within
         if key not in known:
-            known[key] = self._program(place)
+            known[key] = self._program(index)
         return known[key]
 
-    def _program(self, place: int) -> Program:
-        owners = self._readers(place), self._readers(place - 1) if place else _Readers(set(), {})
+    def _program(self, index: int) -> Program:
+        owners = self._readers(index), self._readers(index - 1) if index else _Readers(set(), {})
         found = dict[Event, tuple[TensorUse, ...]]()
-        for number, step in enumerate(self._steps(place)):
+        for number, step in enumerate(self._steps(index)):
             # If a skip crosses stages, no step of this stage reads it; else the norm of the down does.
             counted = (
                 made._replace(readers=not made.crosses if owner == DOWN else owners[owner].of[owner, number, name])
@@ -264,15 +264,15 @@ class StageTensors:
             found[step.event] = (*found.get(step.event, ()), step._replace(makes=makes, reads=reads))
         return found
 
-    def _readers(self, place: int) -> _Readers:
+    def _readers(self, index: int) -> _Readers:
         """Count the readers of a segment's tensors, as if one slice alone ran.
 
         The order is the segment's forward, the next segment's norm, the segment's recomputation,
         the next segment's recomputed norm and its gradient, the segment's backward.
         """
-        site, layer = self.graph.segments[place]
-        own = [(OWN, number, step) for number, step in enumerate(self._steps(place))]
-        after = [(BEFORE, number, step) for number, step in enumerate(self._steps(place + 1))]
+        site, layer = self.graph.segments[index]
+        own = [(OWN, number, step) for number, step in enumerate(self._steps(index))]
+        after = [(BEFORE, number, step) for number, step in enumerate(self._steps(index + 1))]
         line = [one for part, kinds in ((own, FORWARD_KINDS), (after, _JOINS), (own, AGAIN_KINDS), (after, _BACK),
                 (own, _REST)) for one in part if one[2].event[0] in kinds]  # fmt: skip
         names = {name for owner, _, step in line for (of, name), *_ in step.makes if of == owner}
@@ -291,19 +291,19 @@ class StageTensors:
 
     # ---- rows ----
 
-    def _steps(self, place: int) -> list[TensorUse]:
+    def _steps(self, index: int) -> list[TensorUse]:
         """Return the steps of all ops of a segment, in the order in which one slice alone would run
         them. Readers are not yet counted, and reads of ``a|b`` are not yet resolved."""
-        if place not in self._rows:
-            self._rows[place] = list(self._tensor_uses(place)) if place < len(self.graph.segments) else []
-        return self._rows[place]
+        if index not in self._rows:
+            self._rows[index] = list(self._tensor_uses(index)) if index < len(self.graph.segments) else []
+        return self._rows[index]
 
-    def _tensor_uses(self, place: int) -> Iterator[TensorUse]:
-        (site, layer), graph = self.graph.segments[place], self.graph
+    def _tensor_uses(self, index: int) -> Iterator[TensorUse]:
+        (site, layer), graph = self.graph.segments[index], self.graph
         chain = [(kind, part) for kind in graph.kinds(site, layer) for part in range(graph.parts(site, kind))]
         if shared := graph.shared(site):
             chain = shared.sorted(chain)
-        of_segment = self._about_segment(place)
+        of_segment = self._about_segment(index)
         of_branch = {branch: of_segment | self._about_branch(site, branch) for branch in ("", *paths_of(site))}
         for kind, part in chain:
             of_part = _about_part(part, graph.parts(site, kind))
@@ -339,9 +339,9 @@ class StageTensors:
 
     # ---- flags of ``tensors.Word`` that are true ----
 
-    def _about_segment(self, place: int) -> set[str]:
-        graph, (site, layer) = self.graph, self.graph.segments[place]
-        before, level = graph.segments[place - 1] if place else ("", 0)
+    def _about_segment(self, index: int) -> set[str]:
+        graph, (site, layer) = self.graph, self.graph.segments[index]
+        before, level = graph.segments[index - 1] if index else ("", 0)
         return _true(
             normed=site in (*LAYERS, "head"), joins=before in (*LAYERS, "embed"), looked_up=before == "embed",
             embeds=site == "embed", dropped=self.dropped, leaves=site == "leave",
@@ -359,7 +359,7 @@ class StageTensors:
         return _true(shared=True, exchanged=shared.ulysses > 1, ring=shared.ring > 1)
 
     def _apart(self, site: Site, layer: int) -> bool:
-        return site in OTHER_END and (OTHER_END[site], layer) not in self.graph.places
+        return site in OTHER_END and (OTHER_END[site], layer) not in self.graph.segment_index
 
 
 @cache

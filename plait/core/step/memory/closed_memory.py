@@ -40,7 +40,7 @@ from plait.core.step.memory.pipeline_memory import STREAM, TYPES, Counts, Layers
 from plait.core.step.memory.size_rows import size_rows
 from plait.core.step.memory.states import (
     FACTORS,
-    KINDS,
+    STATE_KINDS,
     Factors,
     StateTables,
     expert_factors,
@@ -63,7 +63,7 @@ class MemoryColumns:
 
     activations: the peak within a step. logits: the logits and their gradients among the
     activations, if that pp rank computes the loss. overhead: bytes on the device besides tensors;
-    slack: more of it, held until memory runs short. place: the device's pp rank. doubted: standard
+    slack: more of it, held until memory runs short. pp_rank: the device's. doubted: standard
     deviation of what the framework's pipelines may keep in addition.
     """
 
@@ -75,7 +75,7 @@ class MemoryColumns:
     logits: Column
     overhead: Column
     slack: Column
-    place: Ints
+    pp_rank: Ints
     doubted: Column
 
     @property
@@ -189,23 +189,23 @@ class _StepMemory:
         """Return the memory of each strategy's fullest pp rank."""
         points, count = self.points, len(self.points)
         states, state_of = self._states()
-        most, place = np.full(count, -1.0), np.zeros(count, np.int64)
+        most, pp_rank = np.full(count, -1.0), np.zeros(count, np.int64)
         activations, slot_of = np.zeros(count), np.zeros(count, np.int64)
         for part, slot, at, live_bytes in self._walked() if self.model.levels else self._multiplied():
             held = states[slot][:, state_of[part]]
-            live_bytes = np.maximum(live_bytes, held[KINDS.index("ends")])
-            total = held[: KINDS.index("ends")].sum(axis=0) + live_bytes
+            live_bytes = np.maximum(live_bytes, held[STATE_KINDS.index("ends")])
+            total = held[: STATE_KINDS.index("ends")].sum(axis=0) + live_bytes
             more = total > most[part]
             better = part[more]
-            most[better], place[better], slot_of[better] = total[more], at, slot
+            most[better], pp_rank[better], slot_of[better] = total[more], at, slot
             activations[better] = live_bytes[more]
         lasting = states[slot_of, :, state_of]
-        parameters, gradients, optimizer, buffers = (lasting[:, at] for at in range(len(KINDS) - 1))
+        parameters, gradients, optimizer, buffers = (lasting[:, at] for at in range(len(STATE_KINDS) - 1))
         return MemoryColumns(
             parameters=parameters, gradients=gradients, optimizer=optimizer, buffers=buffers,
-            activations=activations, logits=self._logits(place),
+            activations=activations, logits=self._logits(pp_rank),
             overhead=device_overhead(overhead, points, activations + buffers),
-            slack=spare_slack(overhead, activations + buffers), place=place,
+            slack=spare_slack(overhead, activations + buffers), pp_rank=pp_rank,
             doubted=np.where(points.pp > 1, self.options.pipeline_doubt * most, 0.0),
         )  # fmt: skip
 
@@ -214,8 +214,8 @@ class _StepMemory:
         short = replace(self.points, num_micro=filled(self.points))
         work = WalkedWork(self.sequence, unquantised(self.precision))
         for which, peaks in traced_peaks(self.model, short, work, gpu=self.options.gpu):
-            for place, peak in enumerate(peaks):
-                yield which, place, place, np.full(len(which), float(peak))
+            for pp_rank, peak in enumerate(peaks):
+                yield which, pp_rank, pp_rank, np.full(len(which), float(peak))
 
     def _multiplied(self) -> Iterator[Alive]:
         """Yield the peak activations as sizes times the number of each that is alive."""
@@ -241,7 +241,7 @@ class _StepMemory:
         """Bytes of a number in the model's compute precision."""
         return ITEMSIZE[self.precision]
 
-    def _places(self, name: str, pp: int) -> Sequence[int]:
+    def _pp_ranks(self, name: str, pp: int) -> Sequence[int]:
         """Return the pp ranks that may need the most memory; the index in the result is the pp
         rank's slot."""
         ends = (0, min(1, pp - 1), max(0, pp - 2), pp - 1)
@@ -287,16 +287,16 @@ class _StepMemory:
             np.float64
         )
 
-    def _logits(self, place: Ints) -> Column:
+    def _logits(self, pp_rank: Ints) -> Column:
         points, options = self.points, self.options
-        last = place == np.where(column("turns", points.schedule), 0, points.pp - 1)
+        last = pp_rank == np.where(column("turns", points.schedule), 0, points.pp - 1)
         vocab, each = -(-self.model.vocab // points.tp), options.logits(self.itemsize, points.tp)
         return last * (points.micro * (self.sequence // points.cp) * vocab * each).astype(np.float64)
 
     def _states(self) -> tuple[Column, Ints]:
         """Return (bytes that last from step to step, [slots, kinds, rows]; each strategy's index
         among the rows). Slots are pp ranks that may be fullest, kinds are those of
-        ``states.KINDS``."""
+        ``STATE_KINDS``."""
         points, count = self.points, self.num_stages
         lies = np.where(column("plain", points.schedule), -1, points.schedule)  # by which stages lie on which pp ranks
         cut = [points.pp, points.tp, count, lies, points.sequence_parallel, points.cp > 1]
@@ -305,7 +305,7 @@ class _StepMemory:
         some = points.take(first)
         inner = self.model.levels or column("inner", some.schedule).any()
         slots = max(4, int(some.pp.max(initial=1))) if inner else 4
-        found = np.zeros((slots, len(KINDS), len(first)))
+        found = np.zeros((slots, len(STATE_KINDS), len(first)))
         _, cut_of = distinct([column[first] for column in cut])
         tables = StateTables.of(self.model, self.itemsize, self.options)
         for which in groups(cut_of):
@@ -319,8 +319,8 @@ class _StepMemory:
             among = at["tp"] if self.options.experts_whole else 1
             own = tables.numbered(expert_factors(factors, at["ep"], among)) if self.model.experts else None
             columns = tables.numbered(factors)
-            for slot, place in enumerate(self._places(name, pp)):
-                mine = tuple(stages[each] for each in stages_of(name, pp, len(stages) // pp, place))
+            for slot, pp_rank in enumerate(self._pp_ranks(name, pp)):
+                mine = tuple(stages[each] for each in stages_of(name, pp, len(stages) // pp, pp_rank))
                 held = held_by(
                     without_routed_experts(self.model), strategy, mine, sequence=self.sequence, itemsize=self.itemsize,
                     ends_shared=bool(self.options.ends_shared),
@@ -340,7 +340,7 @@ class _StepMemory:
         kinds = [(which, self._pipes(points.row(int(which[0])), int(limit[which[0]]))) for which in groups(kind_of)]
         found = iter(moments([each for _, pipes in kinds for each in pipes.values()]))
         for which, pipes in kinds:
-            yield which, {slot: (pipe.place, next(found)) for slot, (pipe, _) in pipes.items()}
+            yield which, {slot: (pipe.pp_rank, next(found)) for slot, (pipe, _) in pipes.items()}
 
     def _pipes(self, at: Mapping[str, int], again: int) -> dict[int, tuple[Pipe, Layers]]:
         """Return the pp ranks of a pipeline that can be the fullest, by slot. again: number of
@@ -348,14 +348,14 @@ class _StepMemory:
         name, pp = NAMES[at["schedule"]], at["pp"]
         virtual, facts = num_stages(name, pp, at["virtual"]) // pp, schedule_properties(name)
         stages = self.options.stages(self.model.num_layers, pp * virtual)
-        num_micro, fullest = facts.enough(pp, at["num_micro"]), facts.places(pp)
+        num_micro, fullest = facts.enough(pp, at["num_micro"]), facts.fullest_pp_ranks(pp)
         found = dict[int, tuple[Pipe, Layers]]()
-        for slot, place in enumerate(self._places(name, pp)):
-            if place not in fullest or place in (known.place for known, _ in found.values()):
+        for slot, pp_rank in enumerate(self._pp_ranks(name, pp)):
+            if pp_rank not in fullest or pp_rank in (known.pp_rank for known, _ in found.values()):
                 continue
-            sizes = [stages[each].num_layers for each in stages_of(name, pp, virtual, place)]
+            sizes = [stages[each].num_layers for each in stages_of(name, pp, virtual, pp_rank)]
             layers = tuple((size, 0) if again < 0 else (min(again, size), max(0, size - again)) for size in sizes)
-            found[slot] = Pipe(name, pp, virtual, num_micro, place), layers
+            found[slot] = Pipe(name, pp, virtual, num_micro, pp_rank), layers
         return found
 
 

@@ -32,7 +32,7 @@ from plait.core.step.columns.points import (
 from plait.core.step.memory.activations import Activations, TracedBatch
 from plait.core.step.memory.memory_options import MemoryOptions
 from plait.core.step.memory.pipeline_memory import Peak, PipelineMemoryTrace, stage_activations
-from plait.core.step.memory.states import WORKSPACE, HeldStates, position_tables, states_of_place
+from plait.core.step.memory.states import WORKSPACE, HeldStates, position_tables, states_of_pp_rank
 from plait.core.step.schedules import generate, planned_shape
 from plait.core.step.seconds.sharding_costs import muon_bytes
 from plait.core.step.segments import Phase
@@ -62,7 +62,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class PlaceEstimate:
+class PipelineRankEstimate:
     """Estimate for one pp rank, for its rank with the largest share.
 
     ranks: first and last. layers: of every stage on the pp rank, by stage number. share: sequences
@@ -98,29 +98,29 @@ class Estimate:
     schedule: str
     micro_batches: int
     virtual_stages: int
-    places: tuple[PlaceEstimate, ...]
+    places: tuple[PipelineRankEstimate, ...]
     hidden: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def world_size(self) -> int:
         """Number of ranks on all pp ranks together."""
-        return sum(place.count for place in self.places)
+        return sum(each.count for each in self.places)
 
     @property
-    def most(self) -> PlaceEstimate:
+    def most(self) -> PipelineRankEstimate:
         """The pp rank whose ranks need the most memory; the first one if equal."""
-        return max(self.places, key=lambda place: place.memory.total)
+        return max(self.places, key=lambda each: each.memory.total)
 
     @property
     def bytes(self) -> int:
         """Bytes of all ranks together."""
-        return sum(place.count * place.memory.total for place in self.places)
+        return sum(each.count * each.memory.total for each in self.places)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         found: dict[str, Any] = {"world_size": self.world_size, **asdict(self)}
-        for values, place in zip(found["places"], self.places, strict=True):
-            values["memory"]["total"] = place.memory.total
+        for values, each in zip(found["places"], self.places, strict=True):
+            values["memory"]["total"] = each.memory.total
         return found
 
 
@@ -132,13 +132,13 @@ def estimate(step: Step, *, gpu: bool = False, traffic: bool = True) -> Estimate
     experts, which instruction lists do not support.
     """
     refuse_experts(step.model, "walked")
-    places = [PipelineRankMemory(step, index, gpu) for index in range(len(step.layout.degrees))]
+    memories = [PipelineRankMemory(step, index, gpu) for index in range(len(step.layout.degrees))]
     return Estimate(
         parameters=step.model.num_parameters,
         schedule=step.schedule.name,
         micro_batches=step.workload.num_micro_batches,
         virtual_stages=len(step.stages) // len(step.layout.degrees),
-        places=tuple(_place(each, traffic=traffic) for each in places),
+        places=tuple(_estimate_of(each, traffic=traffic) for each in memories),
         hidden=hidden_behind(step),
     )
 
@@ -151,12 +151,12 @@ class TraceResult(NamedTuple):
     staging: int
 
 
-def _place(rank_memory: PipelineRankMemory, *, traffic: bool) -> PlaceEstimate:
-    place = rank_memory.place
-    mesh = place.mesh
-    return PlaceEstimate(
-        index=place.index, ranks=(mesh.ranks[0], mesh.ranks[-1]), dp=mesh.dp, cp=mesh.cp, tp=mesh.tp,
-        layers={stage.index: stage.num_layers for stage in place.stages}, share=place.share,
+def _estimate_of(rank_memory: PipelineRankMemory, *, traffic: bool) -> PipelineRankEstimate:
+    pipeline_rank = rank_memory.pipeline_rank
+    mesh = pipeline_rank.mesh
+    return PipelineRankEstimate(
+        index=pipeline_rank.index, ranks=(mesh.ranks[0], mesh.ranks[-1]), dp=mesh.dp, cp=mesh.cp, tp=mesh.tp,
+        layers={stage.index: stage.num_layers for stage in pipeline_rank.stages}, share=pipeline_rank.share,
         memory=rank_memory.memory(rank_memory.walked()), sent=rank_memory.sent() if traffic else {},
     )  # fmt: skip
 
@@ -171,28 +171,28 @@ class PipelineRankMemory:
     gpu: bool = False
 
     @cached_property
-    def place(self) -> PipelineRank:
+    def pipeline_rank(self) -> PipelineRank:
         """The pp rank's stages and units."""
         return PipelineRank(self.step, self.index)
 
     def _sizes(self, phases: tuple[Phase, ...]) -> dict[int, Activations]:
         """Return the activations of a micro-batch, by stage."""
-        step, place, work = self.step, self.place, self.step.workload
+        step, pipeline_rank, work = self.step, self.pipeline_rank, self.step.workload
         micro = TracedBatch(
-            batch=place.share, sequence=work.sequence, itemsize=work.itemsize, phases=phases, gpu=self.gpu
+            batch=pipeline_rank.share, sequence=work.sequence, itemsize=work.itemsize, phases=phases, gpu=self.gpu
         )
         return {
-            stage.index: stage_activations(step.model, place.strategy, _alike(step.model, stage), micro)
-            for stage in place.stages
+            stage.index: stage_activations(step.model, pipeline_rank.strategy, _alike(step.model, stage), micro)
+            for stage in pipeline_rank.stages
         }
 
     def walk(self) -> PipelineMemoryTrace:
         """Return a memory trace of the pp rank before its first op."""
-        step, place = self.step, self.place
-        schedule, known = step.schedule_with_transfers, {stage.index for stage in place.stages}
+        step, pipeline_rank = self.step, self.pipeline_rank
+        schedule, known = step.schedule_with_transfers, {stage.index for stage in pipeline_rank.stages}
         split = any(stage in known for stage, _ in schedule.splits)
         phases: tuple[Phase, ...] = ("step",) if schedule.whole else ("F", "I", "W") if split else ("F", "B")
-        tiles = {edge: place.crossing_bytes(edge) for edge in schedule.edges if known.intersection(edge)}
+        tiles = {edge: pipeline_rank.crossing_bytes(edge) for edge in schedule.edges if known.intersection(edge)}
         return PipelineMemoryTrace(schedule, self._sizes(phases), tiles)
 
     def walked(self) -> TraceResult:
@@ -203,24 +203,24 @@ class PipelineRankMemory:
 
     def memory(self, walked: TraceResult) -> Memory:
         """Return the bytes of one rank, given its traced activations."""
-        work, place, peak = self.step.workload, self.place, walked.peak
-        ends = [(place.replicated_gradient_bytes * 2, "sum of tensor-parallel copies")]
-        if place.tie.numbers:
-            ends.append((place.tie.numbers * work.master, "sum of tied embeddings"))
+        work, pipeline_rank, peak = self.step.workload, self.pipeline_rank, walked.peak
+        ends = [(pipeline_rank.replicated_gradient_bytes * 2, "sum of tensor-parallel copies")]
+        if pipeline_rank.tie.numbers:
+            ends.append((pipeline_rank.tie.numbers * work.master, "sum of tied embeddings"))
         for size, when in ends:
             if size > peak.bytes:
                 peak = Peak(size, when, 0)
-        captured = WORKSPACE if self.gpu and place.strategy.cuda_graphs else 0
-        lasting = states_of_place(
-            self._held, place.sharding, itemsize=work.itemsize,
+        captured = WORKSPACE if self.gpu and pipeline_rank.strategy.cuda_graphs else 0
+        lasting = states_of_pp_rank(
+            self._held, pipeline_rank.sharding, itemsize=work.itemsize,
             options=MemoryOptions(
                 gpu=self.gpu, optimizer=work.optimizer, moment_bytes=work.moment, fixed_bytes=captured,
-                reduced_bytes=work.reduced if work.reduced != work.master and place.mesh.replicas > 1 else None,
+                reduced_bytes=work.reduced if work.reduced != work.master and pipeline_rank.mesh.replicas > 1 else None,
             ),
         )  # fmt: skip
         buffers = lasting.buffers + walked.staging * (not self.gpu)
         if work.optimizer == "muon":
-            shared = place.mesh.replicas // place.sharding.optim
+            shared = pipeline_rank.mesh.replicas // pipeline_rank.sharding.optim
             buffers += buffer_numel(self.step.model.largest_matrix, shared) * work.matrix_itemsize
         return Memory(
             lasting.parameters, lasting.gradients, lasting.optimizer, buffers, peak.bytes, peak.when, peak.alive
@@ -229,27 +229,27 @@ class PipelineRankMemory:
     @property
     def _held(self) -> HeldStates:
         """Units with their padding, and rotary tables."""
-        step, place = self.step, self.place
+        step, pipeline_rank = self.step, self.pipeline_rank
         tables = position_tables(
-            step.model, place.strategy, sequence=step.workload.sequence, itemsize=step.workload.itemsize
+            step.model, pipeline_rank.strategy, sequence=step.workload.sequence, itemsize=step.workload.itemsize
         )
-        sizes = Counter((kind, numel) for (kind, _), numel in place.unit_sizes.items())
-        return HeldStates(sizes, tables=len(place.stages) * tables)
+        sizes = Counter((kind, numel) for (kind, _), numel in pipeline_rank.unit_sizes.items())
+        return HeldStates(sizes, tables=len(pipeline_rank.stages) * tables)
 
     def sent(self) -> dict[str, int]:
         """Return the bytes sent per step, by axis, without zeros."""
-        step, place, work, found = self.step, self.place, self.step.workload, Counter[str]()
-        for at in range(len(place.stages)):
-            each = micro_batch_bytes(place.traffic(at, place.share))
+        step, pipeline_rank, work, found = self.step, self.pipeline_rank, self.step.workload, Counter[str]()
+        for at in range(len(pipeline_rank.stages)):
+            each = micro_batch_bytes(pipeline_rank.traffic(at, pipeline_rank.share))
             found.update({axis: count * work.num_micro_batches for axis, count in each.items()})
-        tied = bool(step.model.tied_embeddings) and any(stage.embeds and stage.heads for stage in place.stages)
-        found.update(step_bytes(place.units, micro_batches=work.num_micro_batches, tied=tied))
+        tied = bool(step.model.tied_embeddings) and any(stage.embeds and stage.heads for stage in pipeline_rank.stages)
+        found.update(step_bytes(pipeline_rank.units, micro_batches=work.num_micro_batches, tied=tied))
         sends = Counter((op.stage, op.peer) for op in step.schedule_with_transfers.ranks[self.index] if op.sends)
-        found["pp"] = sum(count * place.crossing_bytes(edge) for edge, count in sends.items())
-        tp, ties = place.strategy.tp, len(place.tie.ranks)
-        found["copies"] = 2 * place.replicated_gradient_bytes * (tp - 1) // tp
-        found["matrices"] = muon_bytes(place)
-        found["tied"] = 2 * place.tie.numbers * work.master * (ties - 1) // ties
+        found["pp"] = sum(count * pipeline_rank.crossing_bytes(edge) for edge, count in sends.items())
+        tp, ties = pipeline_rank.strategy.tp, len(pipeline_rank.tie.ranks)
+        found["copies"] = 2 * pipeline_rank.replicated_gradient_bytes * (tp - 1) // tp
+        found["matrices"] = muon_bytes(pipeline_rank)
+        found["tied"] = 2 * pipeline_rank.tie.numbers * work.master * (ties - 1) // ties
         return {axis: count for axis, count in found.items() if count}
 
 

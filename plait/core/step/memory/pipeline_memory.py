@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Strategy
-from plait.core.step.columns.points import num_stages, place_ops, schedule_properties, stages_of
+from plait.core.step.columns.points import num_stages, pp_rank_ops, schedule_properties, stages_of
 from plait.core.step.memory.activations import Activations, TracedBatch, activations
 from plait.core.step.schedule import Edge, Op, Schedule, Transfer, ends
 from plait.core.step.schedules import planned_shape
@@ -231,7 +231,7 @@ class Pipe:
     pp: int
     virtual: int
     num_micro: int
-    place: int
+    pp_rank: int
 
 
 Layers = tuple[tuple[int, int], ...]
@@ -253,8 +253,8 @@ def _known(_pipe: Pipe) -> dict[Layers, Counts]:
 
 
 def _moments(pipe: Pipe, layers: Layers) -> Counts:
-    name, pp, virtual, _, place = astuple(pipe)
-    stages, count = stages_of(name, pp, virtual, place), num_stages(name, pp, virtual)
+    name, pp, virtual, _, pp_rank = astuple(pipe)
+    stages, count = stages_of(name, pp, virtual, pp_rank), num_stages(name, pp, virtual)
     split, found = schedule_properties(name).splits, _walked(pipe)
     rows = [found @ _sizes(stages, count, layers, split, turn) for turn in range(3 if split else 2)]
     return _largest(np.concatenate(rows))
@@ -264,13 +264,13 @@ def _moments(pipe: Pipe, layers: Layers) -> Counts:
 def _walked(pipe: Pipe) -> Counts:
     """Return rows of counts of live sizes, one for each moment: the columns are every stage's sizes
     separately, then the tensors between stages."""
-    name, pp, virtual, num_micro, place = astuple(pipe)
+    name, pp, virtual, num_micro, pp_rank = astuple(pipe)
     if schedule_properties(name).collects and virtual == 1 and num_micro > 3:  # each further micro-batch stays alive
         rows = _walked(replace(pipe, num_micro=3)).copy()
         rows[:, 0] += num_micro - 3
         return rows
-    stages = stages_of(name, pp, virtual, place)
-    ops, here = place_ops(name, planned_shape(name, pp, num_micro, virtual), place), set(stages)
+    stages = stages_of(name, pp, virtual, pp_rank)
+    ops, here = pp_rank_ops(name, planned_shape(name, pp, num_micro, virtual), pp_rank), set(stages)
     walk = _Counting(_chain(num_stages(name, pp, virtual)), stages)
     walk.run(_lowered(ops, here, num_stages(name, pp, virtual)))
     return _largest(np.stack(list(walk.rows.values())).astype(np.int64))
@@ -303,15 +303,15 @@ class _Counting(PipelineMemoryTrace):
     peak."""
 
     def __init__(self, schedule: Schedule, stages: Sequence[int]) -> None:
-        unit = np.eye(_OF_STAGE * len(stages) + 1, dtype=np.int32)
+        one_hot = np.eye(_OF_STAGE * len(stages) + 1, dtype=np.int32)
         sizes = {
-            stage: Activations(*cast("Any", unit[_OF_STAGE * at : _OF_STAGE * (at + 1)]))
+            stage: Activations(*cast("Any", one_hot[_OF_STAGE * at : _OF_STAGE * (at + 1)]))
             for at, stage in enumerate(stages)
         }
         super().__init__(schedule, sizes, {})
         self.rows: dict[bytes, Any] = {}
-        self.live = cast("int", np.zeros(len(unit), np.int32))
-        self._stream = cast("int", unit[-1])
+        self.live = cast("int", np.zeros(len(one_hot), np.int32))
+        self._stream = cast("int", one_hot[-1])
 
     def _tile(self, a: int, b: int) -> int:
         return self._stream

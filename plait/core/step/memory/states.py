@@ -30,8 +30,8 @@ from plait.core.step.traffic import Unit, replicated_numbers, unit_sizes
 Column = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-KINDS = ("parameters", "gradients", "optimizer", "buffers", "ends")
-"""Kinds of bytes that ``place_states`` returns. ends: buffers of the reductions at a step's end,
+STATE_KINDS = ("parameters", "gradients", "optimizer", "buffers", "ends")
+"""Kinds of bytes that ``pp_rank_states`` returns. ends: buffers of the reductions at a step's end,
 which reuse the memory of the step's activations."""
 EXPERTS = "experts"
 """Kind of a sharded unit that is one layer's routed experts."""
@@ -139,9 +139,9 @@ class States:
     buffers: int
 
 
-def states_of_place(place: HeldStates, sharding: Sharding, *, itemsize: int, options: MemoryOptions) -> States:
+def states_of_pp_rank(held: HeldStates, sharding: Sharding, *, itemsize: int, options: MemoryOptions) -> States:
     """Return the states of a pp rank under one strategy."""
-    found = place_states(place, Factors.of(sharding), itemsize=itemsize, options=options)
+    found = pp_rank_states(held, Factors.of(sharding), itemsize=itemsize, options=options)
     return States(*(int(kind) for kind in found[:4, 0]))
 
 
@@ -153,7 +153,7 @@ def position_tables(spec: ModelSpec, strategy: Strategy, *, sequence: int, items
 
 
 class StateTables:
-    """Cache of ``place_states`` for one model: one table per pp rank, over all factors requested
+    """Cache of ``pp_rank_states`` for one model: one table per pp rank, over all factors requested
     for any pp rank. It takes hardly longer to compute than a table over one pp rank's factors."""
 
     def __init__(self, itemsize: int, options: MemoryOptions) -> None:
@@ -172,20 +172,20 @@ class StateTables:
         known, rows = self._numbers, zip(*(getattr(factors, name).tolist() for name in FACTORS), strict=True)
         return np.array([known.setdefault(row, len(known)) for row in rows], dtype=np.int64)
 
-    def states(self, place: HeldStates, which: Ints) -> Column:
-        """Return [KINDS, points]: the columns ``which`` of a pp rank's table."""
-        table = self._tables.get(place)
+    def states(self, held: HeldStates, which: Ints) -> Column:
+        """Return [STATE_KINDS, points]: the columns ``which`` of a pp rank's table."""
+        table = self._tables.get(held)
         done = 0 if table is None else table.shape[1]
         if table is None or which.max(initial=0) >= done:
             rows = np.array(list(self._numbers)[done:], dtype=np.int64)
-            more = place_states(place, Factors(*rows.T), itemsize=self.itemsize, options=self.options)
-            table = self._tables[place] = more if table is None else np.concatenate([table, more], axis=1)
+            more = pp_rank_states(held, Factors(*rows.T), itemsize=self.itemsize, options=self.options)
+            table = self._tables[held] = more if table is None else np.concatenate([table, more], axis=1)
         return table[:, which]
 
 
-def place_states(place: HeldStates, factors: Factors, *, itemsize: int, options: MemoryOptions) -> Column:
-    """Return the bytes of a pp rank, [KINDS, points]."""
-    master, rows = master_size(itemsize), _Units.of(place.units, factors)
+def pp_rank_states(held: HeldStates, factors: Factors, *, itemsize: int, options: MemoryOptions) -> Column:
+    """Return the bytes of a pp rank, [STATE_KINDS, points]."""
+    master, rows = master_size(itemsize), _Units.of(held.units, factors)
     moment = master if options.moment_bytes is None else options.moment_bytes
     each = (
         itemsize if options.parameter_bytes is None else options.parameter_bytes,
@@ -199,12 +199,12 @@ def place_states(place: HeldStates, factors: Factors, *, itemsize: int, options:
     stays, own = ((one == 1) & (optim > 1) for one in (p, g))
     kept = np.where(stays & options.gathers_stay, shares * each[0] + numbers * each[3], numbers // p * each[0])
     kept = kept + ~whole * (numbers // factors.copies * (second > 0) * each[0])
-    added = np.where(own & options.rounds_reduce, shares + numbers / place.rounds, numbers // g) * each[1]
+    added = np.where(own & options.rounds_reduce, shares + numbers / held.rounds, numbers // g) * each[1]
     fewer = {"muon": rows.matrix, "sgd": True}.get(options.optimizer, False)  # moments than AdamW
-    found = np.zeros((len(KINDS), len(params)))
+    found = np.zeros((len(STATE_KINDS), len(params)))
     for at, one in enumerate((kept, added, shares * each[2] - fewer * shares * moment)):
         found[at] = (rows.times * one).sum(axis=0)
-    found[3] = rows.buffers.sum(axis=0) * ((params > 1) * each[3] + (grads > 1) * each[1]) + place.tables
+    found[3] = rows.buffers.sum(axis=0) * ((params > 1) * each[3] + (grads > 1) * each[1]) + held.tables
     if options.matrices is not None:
         found += _quantised(
             rows, factors, options.matrices, kept=each[0], gathered=each[3], masters=options.gathers_stay
@@ -213,10 +213,10 @@ def place_states(place: HeldStates, factors: Factors, *, itemsize: int, options:
         found[3] += rows.reductions() * (master if options.reduced_bytes is None else options.reduced_bytes)
     if options.reduced_bytes is not None:
         found[3] += rows.roundings() * options.reduced_bytes
-    found[3] += 0 if place.bare else options.fixed_bytes + WORKSPACE * options.gpu
+    found[3] += 0 if held.bare else options.fixed_bytes + WORKSPACE * options.gpu
     if not options.sums_in_place:
-        tied = np.minimum(factors.padded(place.tied) // optim, place.tied)  # the optimizer's share
-        found[4] = np.maximum(-(-place.copies // optim) * master * 2, tied * master)
+        tied = np.minimum(factors.padded(held.tied) // optim, held.tied)  # the optimizer's share
+        found[4] = np.maximum(-(-held.copies // optim) * master * 2, tied * master)
     found[4] = np.maximum(found[4], (rows.times * rows.numel).sum() / optim * options.update_bytes)
     return found
 
@@ -224,11 +224,11 @@ def place_states(place: HeldStates, factors: Factors, *, itemsize: int, options:
 def _quantised(
     rows: _Units, factors: Factors, own: MatrixBytes, *, kept: float, gathered: float, masters: bool
 ) -> Column:
-    """Return [KINDS, points]: additional bytes of layers' matrices compared with other parameters;
-    negative if they are smaller. kept, gathered: bytes of one number of other parameters. masters:
-    what a rank keeps are master copies, which no format makes smaller; only parameters that stay
-    gathered have the format."""
-    params, numbers, found = factors.params, rows.padded, np.zeros((len(KINDS), len(factors.params)))
+    """Return [STATE_KINDS, points]: additional bytes of layers' matrices compared with other
+    parameters; negative if they are smaller. kept, gathered: bytes of one number of other
+    parameters. masters: what a rank keeps are master copies, which no format makes smaller; only
+    parameters that stay gathered have the format."""
+    params, numbers, found = factors.params, rows.padded, np.zeros((len(STATE_KINDS), len(factors.params)))
     more = np.where(params > 1, own.share, own.whole) - kept
     more = numbers // params * more + numbers // factors.copies * (factors.secondary > 0) * (own.share - kept)
     if masters:

@@ -183,11 +183,11 @@ class _MovedClock:
         ends: first and last position that changed; the moved op is at one of them."""
         (now, link), (then, tied), before = marks[until], self.marks[at][until], self.arrived[at]
         gaps = [now - then, max(link, now) - max(tied, then)]
-        travels, order, place = self.judge.numbered.travels, self.order, until * STRIDE
+        travels, order, position = self.judge.numbered.travels, self.order, until * STRIDE
         late = True
-        while late and place:
-            place -= 1
-            i = order[place]
+        while late and position:
+            position -= 1
+            i = order[position]
             if travels[i]:  # the link carries one collective at a time: earlier ones have arrived too
                 late = arrived[i] > now or before[i] > then or i in ends
                 gaps.append(max(arrived[i], now) - max(before[i], then))
@@ -230,15 +230,15 @@ def climb(
 def _move(order: list[int], before: Sequence[Collection[int]], draw: random.Random) -> tuple[list[int], range]:
     """Move a random op to another position between its needs and its consumers; return the order
     and the range of changed positions."""
-    place = low = high = draw.randrange(len(order))
-    op = order[place]
+    position = low = high = draw.randrange(len(order))
+    op = order[position]
     while low > 0 and order[low - 1] not in before[op]:
         low -= 1
     while high < len(order) - 1 and op not in before[order[high + 1]]:
         high += 1
-    moved = order[:place] + order[place + 1 :]
+    moved = order[:position] + order[position + 1 :]
     moved.insert(target := draw.randint(low, high), op)
-    return moved, range(min(place, target), max(place, target))
+    return moved, range(min(position, target), max(position, target))
 
 
 # ---- repeated parts of lists ----
@@ -280,11 +280,11 @@ def runs(sorts: Sequence[int]) -> list[Run]:
 
 
 def _periods(sorts: Sequence[int]) -> list[int]:
-    places: dict[int, list[int]] = defaultdict(list)
-    for place, sort in enumerate(sorts):
-        places[sort].append(place)
+    positions: dict[int, list[int]] = defaultdict(list)
+    for position, sort in enumerate(sorts):
+        positions[sort].append(position)
     distances: Counter[int] = Counter()
-    for each in places.values():
+    for each in positions.values():
         for lag in range(1, LAGS + 1):
             distances.update(b - a for a, b in zip(each, each[lag:], strict=False))
     return sorted(period for period, _ in distances.most_common(PERIODS))
@@ -293,11 +293,11 @@ def _periods(sorts: Sequence[int]) -> list[int]:
 def _repeated(sorts: Sequence[int], period: int, low: int, high: int) -> Iterator[Run]:
     """Yield the runs of period ``period`` between positions ``low`` and ``high``."""
     start = low
-    for place in range(low, high - period + 1):
-        if place == high - period or sorts[place] != sorts[place + period]:
-            if (times := (place - start) // period + 1) >= TIMES:
+    for position in range(low, high - period + 1):
+        if position == high - period or sorts[position] != sorts[position + period]:
+            if (times := (position - start) // period + 1) >= TIMES:
                 yield Run(start, period, times)
-            start = place + 1
+            start = position + 1
 
 
 def improve_words(judge: OrderEvaluator, order: Sequence[int]) -> list[int]:
@@ -328,13 +328,13 @@ def _improved(judge: OrderEvaluator, order: list[int], run: Run, half: bool, hel
     outstanding = sum(judge.outstanding[i] for i in head)
     entries = [(clock, arrived := [0.0] * len(order), clock.run(head, arrived)) for clock in judge.clocks]
 
-    def worth(places: Sequence[int], limit: float, _: range) -> float:
-        row = [word[place] for word in timed for place in places]
+    def worth(positions: Sequence[int], limit: float, _: range) -> float:
+        row = [word[position] for word in timed for position in positions]
         seconds = sum(max(clock.run(row, arrived, *entry)) for clock, arrived, entry in entries)
         return seconds if seconds <= limit and outstanding + judge.most_outstanding(row) <= held_back else inf
 
-    places = climb(range(width), _needs(judge, words), worth, min(WORD_MOVES, VISITS // (TIMED * width)), 0.0)
-    moved = [word[place] for word in words for place in places]
+    positions = climb(range(width), _needs(judge, words), worth, min(WORD_MOVES, VISITS // (TIMED * width)), 0.0)
+    moved = [word[position] for word in words for position in positions]
     return order[:start] + moved + order[start + len(moved) :]
 
 
@@ -342,7 +342,7 @@ def _needs(judge: OrderEvaluator, words: Sequence[Sequence[int]]) -> list[set[in
     """Return, by position in a word, the positions that must precede it in any of the words."""
     before: list[set[int]] = [set() for _ in words[0]]
     for word in words:
-        places = {op: place for place, op in enumerate(word)}
-        for op, place in places.items():
-            before[place].update(places[source] for source, _ in judge.numbered.needs[op] if source in places)
+        positions = {op: position for position, op in enumerate(word)}
+        for op, position in positions.items():
+            before[position].update(positions[source] for source, _ in judge.numbered.needs[op] if source in positions)
     return before

@@ -209,9 +209,9 @@ class NumberedOps:
     def ranks(self) -> tuple[list[int], list[int]]:
         """Two priorities: sorted by the first, the slice that is behind goes first; by the second,
         the slice furthest along."""
-        place: dict[tuple[str, int, str, int], int] = {}
+        position: dict[tuple[str, int, str, int], int] = {}
         along = [
-            place.setdefault((site, layer, kind, part), len(place)) * self.graph.p1
+            position.setdefault((site, layer, kind, part), len(position)) * self.graph.p1
             for site, layer, kind, _, part in self.ops
         ]
         return [a + s for a, s in zip(along, self.slices, strict=True)], [

@@ -84,7 +84,7 @@ class Stages:
         back = layers * (1 - share - self.forward) + more
         return layers * self.forward + more, back, layers * share + (own - layers) * weight
 
-    def by_place(self, pp: Any) -> Any:
+    def by_pp_rank(self, pp: Any) -> Any:
         """Return the seconds of forward, input gradient and weight gradient on the first, an inner
         and the last pp rank: [9, points]."""
         layers = self.layers(pp)
@@ -254,7 +254,7 @@ def pipeline(
     at = np.flatnonzero((form_of == len(FORMS)) & (pp > 1))
     if len(at):
         some, sent = points.take(at), np.broadcast_to(np.asarray(transfer, np.float64), pp.shape)[at]
-        parts = stages.take(at, len(pp)).by_place(some.pp)
+        parts = stages.take(at, len(pp)).by_pp_rank(some.pp)
         found[at] = chain_seconds(some, parts, 0.0)
         transfers[at] = chain_seconds(some, parts, sent) - found[at]
     bubble = where(staggered, _staggered(stages, points), found - m * longest)
@@ -421,14 +421,14 @@ def _in_order(schedule: Schedule) -> Iterator[_Timed]:
     while any(left):
         before = len(number)
         for rank, ops in enumerate(left):
-            place = 3 * (0 if rank == 0 else 2 if rank == len(left) - 1 else 1)
+            first = 3 * (0 if rank == 0 else 2 if rank == len(left) - 1 else 1)
             while ops:
                 awaits = [_awaited(computed, each) for each in computed.arrivals(ops[-1])]
                 if not all(need in number for need in awaits):
                     break
                 op = ops.pop()
                 kinds = op.work.forward, op.work.input_gradient, op.work.weight_gradient
-                parts = tuple(place + part for part, has in enumerate(kinds) if has)
+                parts = tuple(first + part for part, has in enumerate(kinds) if has)
                 yield _Timed(parts, last[rank], tuple(number[need] for need in awaits))
                 last[rank] = number[op] = len(number)
         if len(number) == before:

@@ -70,18 +70,20 @@ def group_of(tp: Number, replicas: Number, optim: Number) -> tuple[Number, Numbe
     return tp * optim * shared, tp * optim
 
 
-def kinds_at(place: PipelineRank) -> list[MatrixKind]:
+def kinds_at(pipeline_rank: PipelineRank) -> list[MatrixKind]:
     """Return the matrices of a pp rank's stages; empty if another optimizer updates them."""
-    if place.step.workload.optimizer != "muon":
+    if pipeline_rank.step.workload.optimizer != "muon":
         return []
-    sites = Counter[Sublayer](cast("Sublayer", kind) for stage in place.held for kind, _ in stage if kind in MUON_KINDS)
-    return kinds_of(sites, place.step.model.letters)
+    sites = Counter[Sublayer](
+        cast("Sublayer", kind) for stage in pipeline_rank.held for kind, _ in stage if kind in MUON_KINDS
+    )
+    return kinds_of(sites, pipeline_rank.step.model.letters)
 
 
-def group_at(place: PipelineRank) -> tuple[Number, Number]:
+def group_at(pipeline_rank: PipelineRank) -> tuple[Number, Number]:
     """Return (number of ranks that share a pp rank's matrices, number of parts each matrix is cut
     into)."""
-    return group_of(place.mesh.tp, place.mesh.replicas, place.sharding.optim)
+    return group_of(pipeline_rank.mesh.tp, pipeline_rank.mesh.replicas, pipeline_rank.sharding.optim)
 
 
 def ways(ranks: Number, parts: Number) -> tuple[Number, Number]:
@@ -94,12 +96,12 @@ def ways(ranks: Number, parts: Number) -> tuple[Number, Number]:
     return 1 - 1 / parts, (ranks - 1) / parts
 
 
-def muon_bytes(place: PipelineRank) -> int:
+def muon_bytes(pipeline_rank: PipelineRank) -> int:
     """Return the bytes that each rank at this pp rank sends for its matrices in a step, on average.
     Shards cut units, not matrices, so some ranks send more."""
-    ranks, parts = group_at(place)
-    numbers = sum(kind.rows * kind.columns * kind.count for kind in kinds_at(place))
-    return round(numbers * sum(ways(ranks, parts)) / ranks) * place.step.workload.matrix_itemsize
+    ranks, parts = group_at(pipeline_rank)
+    numbers = sum(kind.rows * kind.columns * kind.count for kind in kinds_at(pipeline_rank))
+    return round(numbers * sum(ways(ranks, parts)) / ranks) * pipeline_rank.step.workload.matrix_itemsize
 
 
 def muon_seconds(kinds: list[MatrixKind], ranks: Number, parts: Number, prices: MuonPrices) -> Number:

@@ -11,7 +11,7 @@ import pytest
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.clock.pipeline import Simulated, Simulation, StepClock, slowest
-from plait.core.step.clock.places import AXES
+from plait.core.step.clock.pipeline_ranks import AXES
 from plait.core.step.schedules import Shape, find_schedule
 from plait.core.step.segments import Collective
 from plait.plan.search.simulate import PlanPrices
@@ -34,7 +34,7 @@ class Told(Given):
     def way(self, source: int, target: int) -> int:
         return self.links
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, pp_rank: int | None = None) -> float:
         self.asked.append((kind, nbytes, ranks, stride))
         return self.unit
 
@@ -48,8 +48,8 @@ def run(plan: Any, *, steady: bool = False, seconds: float = 1.0, **given: Any) 
     return Simulation(plan, prices, None).run(steady=steady)
 
 
-def moved(one: StepClock, place: int, *, sends: bool) -> list[tuple[float, float]]:
-    return [(each.start, each.end) for each in one.courses[place].moved if each.sends == sends]
+def moved(one: StepClock, pp_rank: int, *, sends: bool) -> list[tuple[float, float]]:
+    return [(each.start, each.end) for each in one.courses[pp_rank].moved if each.sends == sends]
 
 
 def ended(one: StepClock) -> float:
@@ -105,8 +105,8 @@ class Late(PlanPrices):
     ranks_per_node: int = 4
 
 
-def paces(per_node: int, places: int, tp: int, seed: int | None) -> list[float]:
-    plan = pipelined("1f1b", places, 4, tp=tp)
+def paces(per_node: int, pp: int, tp: int, seed: int | None) -> list[float]:
+    plan = pipelined("1f1b", pp, 4, tp=tp)
     return Simulation(plan, Late(plan, ranks_per_node=per_node), seed).paces
 
 
@@ -133,5 +133,5 @@ def test_parts_of_the_mean_rank_are_weighted_by_ranks() -> None:
     schedule = find_schedule("1f1b", Shape(ranks=2, micro_batches=2))[0]
     plan = plan_of(schedule, Layout(((3, 1), (1, 1))), replace(SPEC, num_layers=2), micro=3)
     simulation = Simulation(plan, PlanPrices(plan), None)
-    places = tuple({str(axis): value for axis in AXES} for value in (4.0, 8.0))
-    assert Simulated(4.0, places, simulation).exposed == dict.fromkeys(AXES, 5.0)
+    pp_ranks = tuple({str(axis): value for axis in AXES} for value in (4.0, 8.0))
+    assert Simulated(4.0, pp_ranks, simulation).exposed == dict.fromkeys(AXES, 5.0)

@@ -26,8 +26,8 @@ def crowded(crowd: float, **efficiency: float) -> Cluster:
     return found.model_copy(update={"crowd": crowd})
 
 
-def seconds(name: str, places: int, micro_batches: int, crowd: float, **more: Any) -> float:
-    return simulate_plan(pipelined(name, places, micro_batches, **more), crowded(crowd)).seconds
+def seconds(name: str, pp: int, micro_batches: int, crowd: float, **more: Any) -> float:
+    return simulate_plan(pipelined(name, pp, micro_batches, **more), crowded(crowd)).seconds
 
 
 def test_places_that_take_turns_have_all_processors_in_their_turn() -> None:
@@ -48,7 +48,7 @@ def test_no_processor_does_more_than_it_can(name: str, places: int, micro_batche
     plan, one = pipelined(name, places, micro_batches), crowded(1.0)
     alone, shared = simulate_plan(plan, one), simulate_plan(plan, one.model_copy(update={"crowd": crowd}))
     assert shared.seconds <= alone.seconds * (1 + 1e-9)
-    busy = sum(place["compute"] for place in alone.places) / places
+    busy = sum(each["compute"] for each in alone.pp_ranks) / places
     assert shared.seconds >= max(busy, alone.seconds / crowd) * (1 - 1e-6)
 
 

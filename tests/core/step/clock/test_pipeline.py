@@ -37,8 +37,8 @@ def step(plan: Plan, **given: object) -> StepClock:
     return Simulation(plan, Given(plan, **given), None).run()  # type: ignore[arg-type]
 
 
-def seconds(plan: Plan, places: int, f: float = 1, i: float = 1, w: float = 1, hop: float = 0) -> float:
-    ways = {"forward": (f,) * places, "input_gradient": (i,) * places, "weight_gradient": (w,) * places}
+def seconds(plan: Plan, pp: int, f: float = 1, i: float = 1, w: float = 1, hop: float = 0) -> float:
+    ways = {"forward": (f,) * pp, "input_gradient": (i,) * pp, "weight_gradient": (w,) * pp}
     return step(plan, **ways, hop=hop).seconds
 
 
@@ -77,8 +77,8 @@ def test_as_the_dry_run_has_it_where_nothing_is_under_way_beside(data: st.DataOb
     plan = pipelined(name, ranks, data.draw(st.integers(2, 3)) * ranks)
     times = st.lists(st.floats(0.1, 3), min_size=ranks, max_size=ranks)
     f, i, w = (tuple(data.draw(times)) for _ in range(3))
-    places = [plan.schedule.rank_of[stage] for stage in range(len(plan.stages))]
-    forward, inputs, weights = (tuple(way[place] for place in places) for way in (f, i, w))
+    pp_ranks = [plan.schedule.rank_of[stage] for stage in range(len(plan.stages))]
+    forward, inputs, weights = (tuple(way[pp_rank] for pp_rank in pp_ranks) for way in (f, i, w))
     costs = PipelineCosts(forward, inputs, weights)
     found = step(plan, forward=f, input_gradient=i, weight_gradient=w)
     assert found.seconds == pytest.approx(dry_run(plan.schedule, costs).makespan)
@@ -131,9 +131,9 @@ def loads(plan: Plan, timeline: Timeline) -> list[float]:
 def test_never_below_what_any_resource_has_to_do_and_the_parts_are_the_whole(seed: int) -> None:
     _, plan = drawn_plan(Chance(seed), 16, 64)
     found = simulate_plan(plan, cluster(slow_computation=1.2))
-    for place in found.places:
-        assert min(place.values()) >= -1e-12
-        assert sum(place[axis] for axis in AXES) == pytest.approx(found.seconds, rel=1e-9)
+    for each in found.pp_ranks:
+        assert min(each.values()) >= -1e-12
+        assert sum(each[axis] for axis in AXES) == pytest.approx(found.seconds, rel=1e-9)
     assert max(loads(plan, found.timeline((1,)))) <= found.seconds * (1 + 1e-9)
 
 
@@ -142,18 +142,18 @@ def test_never_below_what_any_resource_has_to_do_and_the_parts_are_the_whole(see
 def test_the_bytes_of_its_spans_are_those_of_the_estimate(seed: int) -> None:
     _, plan = drawn_plan(Chance(seed), 16, 64)
     spans = lanes(simulate_plan(plan).timeline((1,)))
-    for place in estimate(plan).places:
+    for each in estimate(plan).places:
         sent = Counter[str]()
-        for span in spans[1, place.ranks[0]]:  # the largest share
+        for span in spans[1, each.ranks[0]]:  # the largest share
             rows = span.site == "embed" and "." in span.name
             axis = "rows" if rows else "tp" if "." in span.name else "pp" if span.kind == "transfer" else "units"
             if axis == "tp" and axis_of(span.kind, span.name) == "cp":
                 axis = "ring" if span.name.split(".")[1][0] in "TSH" else "ulysses"
             sent[axis] += span.bytes
         listed = ("tp", "rows", "ulysses", "ring", "pp")
-        assert {axis: sent[axis] for axis in listed} == {axis: place.sent.get(axis, 0) for axis in listed}
+        assert {axis: sent[axis] for axis in listed} == {axis: each.sent.get(axis, 0) for axis in listed}
         units = ("params", "grads", "optim", "replicas", "secondary")
-        assert sent["units"] == sum(place.sent.get(axis, 0) for axis in units)
+        assert sent["units"] == sum(each.sent.get(axis, 0) for axis in units)
 
 
 @settings(deadline=None, max_examples=10)

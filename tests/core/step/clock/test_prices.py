@@ -32,11 +32,11 @@ def placed(*degrees: tuple[int, int], cp: int = 1, micro: int = 4, model: ModelS
 
 def test_computation_may_be_at_another_pace_but_no_collective() -> None:
     plan = placed((2, 2), (1, 4), micro=3, precision="bf16-mixed")
-    for place, (tp, share) in enumerate(((2, 2), (4, 3))):
+    for pp_rank, (tp, share) in enumerate(((2, 2), (4, 3))):
         strategy, load = replace(plan.strategy, tp=tp), Load(share, 32)
         told = cluster_costs(SPEC, strategy, load, A100, precision="bf16-mixed")
-        assert ClusterPrices(plan, A100).costs(place) == told
-        slow = ClusterPrices(plan, A100, 2.0).costs(place)
+        assert ClusterPrices(plan, A100).costs(pp_rank) == told
+        slow = ClusterPrices(plan, A100, 2.0).costs(pp_rank)
         assert slow.compute == {key: 2 * seconds for key, seconds in told.compute.items()}
         assert (slow.collective, slow.latency) == (told.collective, told.latency)
 

@@ -56,8 +56,10 @@ def test_what_schedules_do() -> None:
         1,
         2,
     ]
-    assert schedule_properties("1f1b").places(5) == [0, 1, 4] and schedule_properties("zb-h1").places(5) == [0, 1, 3, 4]
-    assert schedule_properties("zb-h1").places(1) == [0]
+    assert schedule_properties("1f1b").fullest_pp_ranks(5) == [0, 1, 4] and schedule_properties(
+        "zb-h1"
+    ).fullest_pp_ranks(5) == [0, 1, 3, 4]
+    assert schedule_properties("zb-h1").fullest_pp_ranks(1) == [0]
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -65,12 +67,12 @@ def test_stages_lie_as_the_generator_has_them(name: str) -> None:
     for pp, virtual in ((1, 2), (2, 3), (5, 2)):
         schedule = planned(name, pp, 3, virtual)
         assert schedule.num_stages == num_stages(name, pp, virtual)
-        assert [schedule.stages_of(place) for place in range(pp)] == [
-            stages_of(name, pp, virtual, place) for place in range(pp)
+        assert [schedule.stages_of(pp_rank) for pp_rank in range(pp)] == [
+            stages_of(name, pp, virtual, pp_rank) for pp_rank in range(pp)
         ]
 
 
-PLACES = ((1.0, 1.0), (1.2, 1.5))
+FIRST_AND_LAST = ((1.0, 1.0), (1.2, 1.5))
 """Seconds of the first and of the last place, of an inner one's."""
 
 
@@ -84,17 +86,18 @@ def stages(first: float, last: float) -> Stages:
 def exact(schedule: Schedule, each: Stages, hop: float) -> float:
     """By a dry run."""
     pp = len(schedule.ranks)
-    parts = each.by_place(np.array([pp]))[:, 0] * pp / schedule.num_stages
+    parts = each.by_pp_rank(np.array([pp]))[:, 0] * pp / schedule.num_stages
     at = [schedule.rank_of[stage] for stage in range(schedule.num_stages)]
     rows = [
-        parts[3 * part : 3 * part + 3] for part in (0 if place == 0 else 2 if place == pp - 1 else 1 for place in at)
+        parts[3 * part : 3 * part + 3]
+        for part in (0 if pp_rank == 0 else 2 if pp_rank == pp - 1 else 1 for pp_rank in at)
     ]
     forward, back, weight = zip(*rows, strict=True)
     return dry_run(schedule, PipelineCosts(forward, back, weight, dict.fromkeys(schedule.edges, hop))).makespan
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-@pytest.mark.parametrize(("first", "last"), PLACES)
+@pytest.mark.parametrize(("first", "last"), FIRST_AND_LAST)
 def test_a_schedule_in_a_file_has_the_seconds_of_its_longest_chain(
     name: str, first: float, last: float, tmp_path: Path
 ) -> None:
@@ -125,10 +128,10 @@ def test_chains_of_more_rounds_than_are_run(
     monkeypatch.setitem(GENERATORS, "breadth-first", Generator(breadth_first, chunks=2))
     monkeypatch.setattr(points, "NAMES", [*SCHEDULES, "breadth-first"])
     monkeypatch.setattr(pipeline_time, "NAMES", points.NAMES)
-    for count, (first, last) in product(counts, PLACES):
+    for count, (first, last) in product(counts, FIRST_AND_LAST):
         each = stages(first, last)
         row = {"schedule": points.NAMES.index(name), "pp": pp, "num_micro": count, "virtual": 2}
-        found = pipeline_time.chain_seconds(StrategyTable.of([row]), each.by_place(np.array([pp])), 0.05)[0]
+        found = pipeline_time.chain_seconds(StrategyTable.of([row]), each.by_pp_rank(np.array([pp])), 0.05)[0]
         assert found == pytest.approx(exact(planned(name, pp, count), each, 0.05), rel=0.015)
 
 

@@ -89,14 +89,14 @@ def test_columns_are_what_walking_finds(name: str, row: dict[str, int], gpu: boo
     except (JobError, ScheduleError):
         assume(False)
         return
-    place = walked.places[int(found.place[0])].memory
+    fullest = walked.places[int(found.pp_rank[0])].memory
     for kind in ("parameters", "gradients", "optimizer"):
-        assert int(getattr(found, kind)[0]) == getattr(place, kind), kind
+        assert int(getattr(found, kind)[0]) == getattr(fullest, kind), kind
     even = row["micro"] % row["p1"] == 0
     assert found.allocated[0] == pytest.approx(walked.most.memory.total, rel=CLOSE if even else UNEVEN)
     if even and gpu:
-        assert int(found.buffers[0]) == place.buffers
-        assert found.activations[0] == pytest.approx(place.activations, rel=CLOSE)
+        assert int(found.buffers[0]) == fullest.buffers
+        assert found.activations[0] == pytest.approx(fullest.activations, rel=CLOSE)
 
 
 @given(st.sampled_from(["llama", "mha", "gpt"]), rows(), st.integers(1, 2))
@@ -109,9 +109,9 @@ def test_what_domino_defers_is_counted(name: str, row: dict[str, int], recompute
     except (JobError, ScheduleError):
         assume(False)
         return
-    place = walked.places[int(found.place[0])].memory
+    fullest = walked.places[int(found.pp_rank[0])].memory
     assert found.allocated[0] == pytest.approx(walked.most.memory.total, rel=DEFERRED_TOTAL)
-    assert found.activations[0] == pytest.approx(place.activations, rel=DEFERRED)
+    assert found.activations[0] == pytest.approx(fullest.activations, rel=DEFERRED)
 
 
 @given(st.sampled_from(["llama", "gpt"]), rows(), st.integers(0, 3), st.sampled_from([1, 2, 4]))

@@ -38,7 +38,7 @@ def test_more_stages_than_there_are_layers_never_fit_beside_others_that_do() -> 
             {"pp": 32, "num_micro": 32, "schedule": ZB_V, "virtual": 2}]  # fmt: skip
     found = step_memory(LLAMA, StrategyTable.of([{**SYNC, **row} for row in rows]), sequence=4096)
     assert np.isfinite(found.total).tolist() == [True, False, True, False, True, False]
-    assert found.place[1] == 0
+    assert found.pp_rank[1] == 0
     assert found.total[0] == step_memory(LLAMA, StrategyTable.of([{**SYNC, **rows[0]}]), sequence=4096).total[0]
 
 

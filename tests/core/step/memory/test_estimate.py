@@ -72,15 +72,15 @@ def test_llama_405b_on_16384_ranks() -> None:
     found = estimate(of("llama3-405b", strategy, batch=2048, sequence=8192))
     assert time.process_time() - start < LIMIT
     assert found.world_size == 16384
-    assert [place.ranks for place in found.places] == [(i * 1024, i * 1024 + 1023) for i in range(16)]
+    assert [each.ranks for each in found.places] == [(i * 1024, i * 1024 + 1023) for i in range(16)]
     # One data-parallel replica holds every parameter once, but for key/value heads and norms on all of tp.
-    whole = 8 * sum(place.memory.parameters for place in found.places)
+    whole = 8 * sum(each.memory.parameters for each in found.places)
     assert whole == pytest.approx(4 * found.parameters, rel=1e-3)
-    assert 8 * sum(place.memory.optimizer for place in found.places) == pytest.approx(
+    assert 8 * sum(each.memory.optimizer for each in found.places) == pytest.approx(
         8 * found.parameters / 128, rel=1e-3
     )
     # Earlier stages have more micro-batches alive.
-    alive = [place.memory.alive for place in found.places]
+    alive = [each.memory.alive for each in found.places]
     assert alive == sorted(alive, reverse=True)
     assert alive[-1] == 1
 

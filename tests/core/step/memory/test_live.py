@@ -49,11 +49,11 @@ def of_stage(size: np.ndarray, kind: int, again: int, plain: int, *, split: bool
     )  # fmt: skip
 
 
-def walked(name: str, pp: int, virtual: int, count: int, place: int, size: np.ndarray, layers: Layers) -> int:
+def walked(name: str, pp: int, virtual: int, count: int, pp_rank: int, size: np.ndarray, layers: Layers) -> int:
     """The most of a whole step, by its list."""
     schedule = with_transfers(generate(name, planned_shape(name, pp, count, virtual)))
-    stages, last = stages_of(name, pp, virtual, place), schedule.num_stages - 1
-    assert sorted(schedule.stages_of(place)) == list(stages)
+    stages, last = stages_of(name, pp, virtual, pp_rank), schedule.num_stages - 1
+    assert sorted(schedule.stages_of(pp_rank)) == list(stages)
     ends = {(True, True): "whole", (True, False): "embeds", (False, True): "heads", (False, False): "middle"}
     each = {
         stage: of_stage(
@@ -62,7 +62,7 @@ def walked(name: str, pp: int, virtual: int, count: int, place: int, size: np.nd
         for at, stage in enumerate(stages)
     }
     tiles = dict.fromkeys(schedule.edges, int(SizeRow.of(size).stream[0]))
-    return PipelineMemoryTrace(schedule, each, tiles).run(schedule.ranks[place]).bytes
+    return PipelineMemoryTrace(schedule, each, tiles).run(schedule.ranks[pp_rank]).bytes
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -74,16 +74,16 @@ def test_the_fullest_row_is_what_a_walk_finds(name: str, pp: int, kinds: str) ->
     if pp == 1 and name != "1f1b":
         return  # a pipeline of one place has no other
     for count in (1, pp, 3 * pp):
-        for place in range(pp):
-            stages = len(stages_of(name, pp, virtual, place))
+        for pp_rank in range(pp):
+            stages = len(stages_of(name, pp, virtual, pp_rank))
             layers: Layers = tuple(
                 (chance.randrange(1, 4) * (kinds != "plain"), chance.randrange(1, 4) * (kinds != "again"))
                 for _ in range(stages)
             )
-            (rows,) = moments([(Pipe(name, pp, virtual, count, place), layers)])
+            (rows,) = moments([(Pipe(name, pp, virtual, count, pp_rank), layers)])
             for _ in range(3):
                 size = sizes(chance)
-                most = walked(name, pp, virtual, count, place, size, layers)
+                most = walked(name, pp, virtual, count, pp_rank, size, layers)
                 # A receive that another overtakes is posted with it, which a place alone does not know.
                 overtaken = SizeRow.of(size).stream[0] if name == "zb-v" and count > 2 else 0
                 assert most - overtaken <= (rows @ size).max() <= most
@@ -97,8 +97,8 @@ def test_more_micro_batches_than_enough_change_nothing(name: str) -> None:
     layers: Layers = ((1, 0),) * virtual
     for many in (40, 42):
         least = schedule_properties(name).enough(pp, many)
-        for place in range(pp):
-            few, all_ = moments([(Pipe(name, pp, virtual, count, place), layers) for count in (least, many)])
+        for pp_rank in range(pp):
+            few, all_ = moments([(Pipe(name, pp, virtual, count, pp_rank), layers) for count in (least, many)])
             for _ in range(5):
                 size = sizes(chance)
                 assert (few @ size).max() == (all_ @ size).max()

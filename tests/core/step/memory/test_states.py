@@ -19,7 +19,7 @@ from plait.core.step.memory.states import (
     HeldStates,
     StateTables,
     held_by,
-    place_states,
+    pp_rank_states,
 )  # fmt: skip
 from plait.core.step.stages import Stage
 
@@ -45,19 +45,19 @@ def test_tables_hold_what_places_hold_in_whatever_order_it_is_asked() -> None:
     for asked in ([2, 0], [5], [1, 1, 4], [0, 1, 2, 3, 4, 5]):
         some = factors([SHARDINGS[at] for at in asked])
         which = tables.numbered(some)
-        for place in (first, last, replace(first)):  # equal places have one table
-            assert np.array_equal(tables.states(place, which), place_states(place, some, itemsize=2, options=PLAIT))
+        for held in (first, last, replace(first)):  # equal places have one table
+            assert np.array_equal(tables.states(held, which), pp_rank_states(held, some, itemsize=2, options=PLAIT))
 
 
 def test_a_table_grows_only_by_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, own = list[int](), states_module.place_states
+    counted, own = list[int](), states_module.pp_rank_states
 
-    def told(place: HeldStates, some: Factors, **how: Any) -> np.ndarray:
+    def told(held: HeldStates, some: Factors, **how: Any) -> np.ndarray:
         counted.append(len(some.params))
-        return own(place, some, **how)
+        return own(held, some, **how)
 
-    monkeypatch.setattr(states_module, "place_states", told)
-    tables, place = StateTables(2, PLAIT), held_by(GPT, Strategy(), (INNER,), sequence=64, itemsize=2)
+    monkeypatch.setattr(states_module, "pp_rank_states", told)
+    tables, held = StateTables(2, PLAIT), held_by(GPT, Strategy(), (INNER,), sequence=64, itemsize=2)
     for asked in ([0, 1], [1], [0, 2, 3], [3]):
-        tables.states(place, tables.numbered(factors([SHARDINGS[at] for at in asked])))
+        tables.states(held, tables.numbered(factors([SHARDINGS[at] for at in asked])))
     assert counted == [2, 2]

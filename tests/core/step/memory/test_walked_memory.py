@@ -47,7 +47,7 @@ def test_short_walks_are_exact(row: dict[str, int], gpu: bool) -> None:
     found = step_memory(MODEL, points, sequence=256, options=MemoryOptions(gpu=gpu))
     for kind in ("parameters", "gradients", "optimizer", "buffers", "activations"):
         assert getattr(found, kind)[0] == getattr(walked.memory, kind), kind
-    assert found.place[0] == walked.index
+    assert found.pp_rank[0] == walked.index
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-v"])

@@ -63,10 +63,10 @@ def formula(name: str, pp: int, micro_batches: int, ends: tuple[float, float, fl
 def test_one_backward_one_forward_is_exact_if_the_last_place_is_slowest_and_near_else(
     pp: int, extra: int, first: int, inner: int, last: int, name: str
 ) -> None:
-    places = [first, *[inner] * (pp - 2), last] if pp > 1 else [last]
+    ranks = [first, *[inner] * (pp - 2), last] if pp > 1 else [last]
     told = formula(name, pp, pp + extra, (first, inner, last))
-    near = 0.1 if name == "eager-1f1b" else 1e-9 if name == "gpipe" or last == max(places) else 0.05
-    assert told == pytest.approx(simulated(name, pp, pp + extra, [float(place) for place in places]), rel=near)
+    near = 0.1 if name == "eager-1f1b" else 1e-9 if name == "gpipe" or last == max(ranks) else 0.05
+    assert told == pytest.approx(simulated(name, pp, pp + extra, [float(place) for place in ranks]), rel=near)
 
 
 @given(pp=st.integers(2, 8), count=st.integers(1, 20), inputs=st.floats(1, 1.4), weights=st.floats(0.7, 1),

@@ -39,12 +39,12 @@ def column(value: float) -> np.ndarray:
     return np.array([value])
 
 
-PLACES, COUNTS = st.integers(2, 8), st.integers(1, 24)
+PP, COUNTS = st.integers(2, 8), st.integers(1, 24)
 SHARES = st.tuples(st.floats(0.1, 0.45), st.floats(0.05, 0.45))
 """Of a stage, a forward's and a weight gradient's."""
 
 
-@given(name=st.sampled_from(["zb-h1", "zb-h2", "zb-v"]), pp=PLACES, count=COUNTS, shares=SHARES,
+@given(name=st.sampled_from(["zb-h1", "zb-h2", "zb-v"]), pp=PP, count=COUNTS, shares=SHARES,
        head=st.floats(0, 0.5), late=st.floats(0.1, 0.9))  # fmt: skip
 @settings(max_examples=50, deadline=None)
 def test_a_split_backward_with_a_head_of_any_size(
@@ -66,7 +66,7 @@ def test_a_split_backward_with_a_head_of_any_size(
     assert found <= exact * (1 + 1e-9)  # every chain is a part of the step
 
 
-@given(pp=PLACES, count=COUNTS, chunks=st.integers(2, 4), forward=st.floats(0.1, 0.5), head=st.floats(0, 0.8),
+@given(pp=PP, count=COUNTS, chunks=st.integers(2, 4), forward=st.floats(0.1, 0.5), head=st.floats(0, 0.8),
        embedding=st.floats(0, 0.3))  # fmt: skip
 @settings(max_examples=30, deadline=None)
 def test_rounds_whose_first_and_last_stages_take_longer(
@@ -77,9 +77,9 @@ def test_rounds_whose_first_and_last_stages_take_longer(
         stages[at][0] += more * forward
         stages[at][1] += more * (1 - forward)
     exact = run_dry("interleaved", pp, count, [(one[0], one[1], one[2]) for one in stages])
-    places = Stages(first=column(1 + embedding), inner=column(1.0), last=column(1 + head), forward=column(forward),
-                    weight_gradient=column(0.0))  # fmt: skip
-    assert told("interleaved", pp, count, places, chunks) == pytest.approx(exact, rel=0.06)
+    by_stage = Stages(first=column(1 + embedding), inner=column(1.0), last=column(1 + head), forward=column(forward),
+                      weight_gradient=column(0.0))  # fmt: skip
+    assert told("interleaved", pp, count, by_stage, chunks) == pytest.approx(exact, rel=0.06)
 
 
 @pytest.mark.parametrize("ways", [(1.1, 1.2, 1.0), (0.8, 1.5, 0.7), (1.0, 2.0, 0.5)], ids=str)

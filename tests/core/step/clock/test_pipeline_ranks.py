@@ -12,7 +12,7 @@ from plait.core.job.plan import Plan
 from plait.core.parallel.layout import Layout
 from plait.core.parallel.sharding import Sharding
 from plait.core.step.clock.phase import Programme, UnitStep
-from plait.core.step.clock.places import PlaceLists
+from plait.core.step.clock.pipeline_ranks import PipelineRankLists
 from plait.core.step.schedules import Shape, find_schedule
 from plait.core.step.segments import Collective
 from plait.core.step.step import PipelineRank
@@ -28,7 +28,7 @@ class Links(PlanPrices):
     slow: tuple[float, float] = (1.5, 1.25)
     asked: list[tuple[str, float, int, int]] = field(default_factory=list[tuple[str, float, int, int]])
 
-    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, place: int | None = None) -> float:
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, pp_rank: int | None = None) -> float:
         self.asked.append((kind, nbytes, ranks, stride))
         return ranks + stride * 1e-3
 
@@ -36,33 +36,33 @@ class Links(PlanPrices):
         return ranks * stride
 
 
-def plan_at(place: PipelineRank) -> Plan:
-    assert isinstance(place.step, Plan)
-    return place.step
+def plan_at(pipeline_rank: PipelineRank) -> Plan:
+    assert isinstance(pipeline_rank.step, Plan)
+    return pipeline_rank.step
 
 
-def places(plan: Plan) -> list[PipelineRank]:
+def pipeline_ranks(plan: Plan) -> list[PipelineRank]:
     return [PipelineRank(plan, index) for index in range(len(plan.layout.degrees))]
 
 
 def test_places_that_differ_in_their_layers_alone_are_of_a_kind() -> None:
-    first, second, third, last = places(pipelined("1f1b", 4, 8))
+    first, second, third, last = pipeline_ranks(pipelined("1f1b", 4, 8))
     assert second.kind == third.kind != first.kind
     assert last.kind not in (first.kind, second.kind)
     unequal = find_schedule("1f1b", Shape(ranks=4, micro_batches=4))[0]
-    _, two, three, _ = places(plan_of(unequal, Layout(((1, 2), (2, 1), (1, 2), (1, 2))), SPEC))
+    _, two, three, _ = pipeline_ranks(plan_of(unequal, Layout(((1, 2), (2, 1), (1, 2), (1, 2))), SPEC))
     assert two.kind != three.kind
     sharded = pipelined("1f1b", 4, 8, dp=2, shardings=(Sharding(), Sharding(optim=2), Sharding(), Sharding()))
-    assert places(sharded)[1].kind != places(sharded)[2].kind
-    v = places(pipelined("zb-v", 3, 6))[1]
+    assert pipeline_ranks(sharded)[1].kind != pipeline_ranks(sharded)[2].kind
+    v = pipeline_ranks(pipelined("zb-v", 3, 6))[1]
     assert v.stage_index == {1: 0, 4: 1}
     assert set(v.phases) == {(at, phase) for at in (0, 1) for phase in ("F", "I", "W")}
     assert [stage.index for stage in v.stages] == [1, 4]
 
 
 def test_lists_of_another_place_of_the_kind_are_those_of_its_layers() -> None:
-    _, second, third, _ = places(pipelined("1f1b", 4, 8))
-    lists = PlaceLists(second, Links(plan_at(second)))
+    _, second, third, _ = pipeline_ranks(pipelined("1f1b", 4, 8))
+    lists = PipelineRankLists(second, Links(plan_at(second)))
     own, other = lists.of(second, 0, "F"), lists.of(third, 0, "F")
     assert own == lists.listed(0, "F")
     assert [str(action).replace("attn1", "attn2").replace("mlp1", "mlp2") for action in own] == list(map(str, other))
@@ -85,11 +85,13 @@ def test_stages_with_equal_layers_are_listed_once_and_do_the_same(
     plan = pipelined(name, 4, 8, dp=2, tp=2, micro=4, model=replace(SPEC, num_layers=16),
                      shardings=(SHARDED,) * 4, **strategy)  # fmt: skip
     known = dict[object, Programme]()
-    for place in places(plan):
-        found = PlaceLists(place, Links(plan), known).inside
-        for at, phase in place.phases:
-            alone = PlaceLists(place, Links(plan))._programme(at, phase)  # pyright: ignore[reportPrivateUsage]
+    for pipeline_rank in pipeline_ranks(plan):
+        found = PipelineRankLists(pipeline_rank, Links(plan), known).inside
+        for at, phase in pipeline_rank.phases:
+            alone = PipelineRankLists(pipeline_rank, Links(plan))._programme(at, phase)  # pyright: ignore[reportPrivateUsage]
             assert found.programmes[at, phase] == alone
-            of = {place.units[step.unit].unit for step in alone if isinstance(step, UnitStep) and step.unit >= 0}
-            assert of <= {*place.held[at]} and len(of) > 1
-    assert len(known) == kinds * len({phase for _, phase in places(plan)[0].phases})
+            of = {
+                pipeline_rank.units[step.unit].unit for step in alone if isinstance(step, UnitStep) and step.unit >= 0
+            }
+            assert of <= {*pipeline_rank.held[at]} and len(of) > 1
+    assert len(known) == kinds * len({phase for _, phase in pipeline_ranks(plan)[0].phases})

@@ -17,7 +17,7 @@ from plait.core.step.traffic import (
     replicated_numbers,
 )
 from plait.plan.make import job_step
-from plait.plan.search.volumes import place_volume
+from plait.plan.search.volumes import pp_rank_volume
 
 GPT = {"family": "gpt", "num_layers": 4, "hidden": 32, "num_heads": 8, "vocab": 48, "max_sequence": 64}
 LLAMA = GPT | {"family": "llama", "ffn_hidden": 96, "num_kv_heads": 2}
@@ -50,8 +50,8 @@ def test_sums_at_a_steps_end_may_take_more_than_any_activation() -> None:
 def test_the_fullest_place_and_all_of_them() -> None:
     found = estimate(step(**PIPED, tp=2, dp=2))
     assert found.world_size == 8
-    assert found.bytes == sum(4 * place.memory.total for place in found.places)
-    assert found.most.memory.total == max(place.memory.total for place in found.places)
+    assert found.bytes == sum(4 * each.memory.total for each in found.places)
+    assert found.most.memory.total == max(each.memory.total for each in found.places)
     equal = Estimate(1, "1f1b", 1, 1, (found.places[0], replace(found.places[0], index=1)))
     assert equal.most.index == 0
     assert (found.parameters, found.schedule, found.micro_batches, found.virtual_stages) == (
@@ -63,7 +63,7 @@ def test_the_fullest_place_and_all_of_them() -> None:
 def test_models_with_experts_are_not_walked_or_counted() -> None:
     one = step()
     one = replace(one, model=replace(one.model, experts=Experts(count=4, per_token=1, ffn_hidden=8)))
-    for call in (estimate, lambda each: place_volume(each, 0)):
+    for call in (estimate, lambda each: pp_rank_volume(each, 0)):
         with pytest.raises(JobError) as refused:
             call(one)
         assert refused.value.key == "model.experts"

@@ -42,12 +42,12 @@ Listed = Sequence[Action | UnitAction]
 
 
 @dataclass(frozen=True)
-class PlaceLists:
-    """Instruction lists of pp ranks of one kind. place: the first of the kind. known: cache of
-    costed lists of the step's stages, at any pp rank, by kind of stage; units are numbered within
-    the stage."""
+class PipelineRankLists:
+    """Instruction lists of pp ranks of one kind. pipeline_rank: the first of the kind. known: cache
+    of costed lists of the step's stages, at any pp rank, by kind of stage; units are numbered
+    within the stage."""
 
-    place: PipelineRank
+    pipeline_rank: PipelineRank
     prices: Prices
     known: dict[object, Programme] = field(default_factory=dict[object, Programme], repr=False, compare=False)
     _listed: dict[tuple[int, Phase], Listed] = field(
@@ -58,28 +58,32 @@ class PlaceLists:
         """Return the instruction list of a stage and phase, with the gathers and reductions of its
         sharded units. at: index of the stage on its pp rank."""
         if (at, phase) not in self._listed:
-            place, graph = self.place, replace(self.place.graph(at), phase=phase)
-            found = known_order(graph, place.strategy.overlap, self._order_costs, place.share)
-            found = with_units(graph, found, place.held[at], place.strategy) if place.units else found
+            pipeline_rank, graph = self.pipeline_rank, replace(self.pipeline_rank.graph(at), phase=phase)
+            found = known_order(graph, pipeline_rank.strategy.overlap, self._order_costs, pipeline_rank.share)
+            found = (
+                with_units(graph, found, pipeline_rank.held[at], pipeline_rank.strategy)
+                if pipeline_rank.units
+                else found
+            )
             self._listed[at, phase] = found
         return self._listed[at, phase]
 
     def of(self, other: PipelineRank, at: int, phase: Phase) -> Listed:
         """Return the list of another pp rank of the same kind: the same actions for that rank's
         layers. at: index of the stage there."""
-        here, there = self.place.stages[at].first_layer, other.stages[at].first_layer
+        here, there = self.pipeline_rank.stages[at].first_layer, other.stages[at].first_layer
         actions = self.listed(at, phase)
         return [one if isinstance(one, UnitAction) else later(one, there - here) for one in actions]
 
     @cached_property
     def _order_costs(self) -> SegmentCosts:
         """Seconds of segment ops by which list scheduling orders the lists."""
-        return self.place.step.order_costs(self.place.index)
+        return self.pipeline_rank.step.order_costs(self.pipeline_rank.index)
 
     @cached_property
     def inside(self) -> PhaseSimulator:
         """The simulator of these instruction lists, with costs; cached."""
-        place, prices, strategy = self.place, self.prices, self.place.strategy
+        pipeline_rank, prices, strategy = self.pipeline_rank, self.prices, self.pipeline_rank.strategy
         rules = Rules(
             prices.slow,
             prices.tier(strategy.tp, 1),
@@ -87,25 +91,25 @@ class PlaceLists:
             backward=strategy.hides_shards(forward=False),
             sent=strategy.overlap != "no-communication",
         )
-        programmes = {key: self._programme(*key) for key in place.phases}
-        prices = {(one.unit[0], one.numel): one for one in place.units}  # units equal in this key cost the same
+        programmes = {key: self._programme(*key) for key in pipeline_rank.phases}
+        prices = {(one.unit[0], one.numel): one for one in pipeline_rank.units}  # units equal in this key cost the same
         found = {kind: self._unit_prices(one) for kind, one in prices.items()}
-        return PhaseSimulator(programmes, [found[one.unit[0], one.numel] for one in place.units], rules)
+        return PhaseSimulator(programmes, [found[one.unit[0], one.numel] for one in pipeline_rank.units], rules)
 
     @cached_property
     def _costs(self) -> SegmentCosts:
         """Seconds of segment ops by which the simulation prices the lists."""
-        return self.prices.costs(self.place.index)
+        return self.prices.costs(self.pipeline_rank.index)
 
     @cached_property
     def _launches(self) -> Launches:
         """Launch seconds of the host."""
-        return self.prices.launches(self.place.index)
+        return self.prices.launches(self.pipeline_rank.index)
 
     def _tier(self, kind: Collective | None) -> int | None:
         """Return the number of the network tier that attention's context-parallel collectives use;
         None for other collectives."""
-        strategy = self.place.strategy
+        strategy = self.pipeline_rank.strategy
         ulysses = strategy.cp // strategy.ring
         ways = {"all_to_all": (ulysses, strategy.tp), "rotate": (strategy.ring, strategy.tp * ulysses)}
         return self.prices.tier(*ways[kind]) if kind in ways else None
@@ -115,7 +119,7 @@ class PlaceLists:
         key = self._kind(at, phase)
         if key not in self.known:
             self.known[key] = self._priced(at, self.listed(at, phase))
-        own = [self._numbers.get(unit, -1) for unit in self.place.held[at]]
+        own = [self._numbers.get(unit, -1) for unit in self.pipeline_rank.held[at]]
         return [
             step._replace(unit=own[step.unit]) if isinstance(step, UnitStep) and step.unit >= 0 else step
             for step in self.known[key]
@@ -124,25 +128,28 @@ class PlaceLists:
     def _kind(self, at: int, phase: Phase) -> object:
         """Return a key that is equal for stages that do the same work, whichever layers they
         hold."""
-        place, mesh, graph = self.place, self.place.mesh, self.place.graph(at)
+        pipeline_rank, mesh, graph = self.pipeline_rank, self.pipeline_rank.mesh, self.pipeline_rank.graph(at)
         first = 0 if graph.resampling else graph.first_layer  # else layers differ
-        held = [(unit[0], unit[1] - first if unit[0] in LAYERS else 0, size) for unit, size in place.held[at].items()]
-        alike = self.prices.cost_class(place.index)
+        held = [
+            (unit[0], unit[1] - first if unit[0] in LAYERS else 0, size)
+            for unit, size in pipeline_rank.held[at].items()
+        ]
+        alike = self.prices.cost_class(pipeline_rank.index)
         graph = replace(graph, phase=phase, first_layer=graph.first_layer - first)
-        return graph, tuple(held), mesh.dp, mesh.tp, mesh.cp, place.sharding, alike
+        return graph, tuple(held), mesh.dp, mesh.tp, mesh.cp, pipeline_rank.sharding, alike
 
     @cached_property
     def _numbers(self) -> dict[Unit, int]:
         """Number of each sharded unit, by unit, counted over the whole pp rank."""
-        return {one.unit: number for number, one in enumerate(self.place.units)}
+        return {one.unit: number for number, one in enumerate(self.pipeline_rank.units)}
 
     def _priced(self, at: int, listed: Listed) -> Programme:
         """Return one list with its costs; units are numbered within the stage. Ops that differ only
         in the layer cost the same."""
-        graph = self.place.graph(at)
+        graph = self.pipeline_rank.graph(at)
         again = graph.num_layers if graph.recomputed is None else graph.recomputed
         recomputed = graph.first_layer + again  # later layers are not recomputed
-        numbers = {unit: number for number, unit in enumerate(self.place.held[at])}
+        numbers = {unit: number for number, unit in enumerate(self.pipeline_rank.held[at])}
         computed, sent = dict[object, Compute](), dict[object, tuple[float, int | None, float]]()
         slots: dict[object, int] = {}
         programme: list[Compute | Start | Wait | UnitStep] = []
@@ -171,12 +178,12 @@ class PlaceLists:
         return programme
 
     def _compute(self, graph: SegmentGraph, op: SegmentOp) -> Compute:
-        return Compute(Durations(graph, self._costs, self.place.share).compute(op), self._launches.of(op))
+        return Compute(Durations(graph, self._costs, self.pipeline_rank.share).compute(op), self._launches.of(op))
 
     def _start(self, graph: SegmentGraph, op: SegmentOp) -> tuple[float, int | None, float]:
         """Return (seconds, tier, launch) of an op's collective, the fields of ``Start`` after its
         slot."""
-        seconds = Durations(graph, self._costs, self.place.share).collective(op)
+        seconds = Durations(graph, self._costs, self.pipeline_rank.share).collective(op)
         return seconds, self._tier(graph.collective(op)), self._launches.collective
 
     def _unit_prices(self, unit: UnitTraffic) -> UnitPrices:
@@ -197,8 +204,8 @@ class PlaceLists:
     def _price(self, collectives: Sequence[Sent]) -> Price:
         """Return the cost of collectives that run one after the other: their total seconds, and the
         network tier of the slowest one."""
-        tp = self.place.strategy.tp
-        where = self.place.index
+        tp = self.pipeline_rank.strategy.tp
+        where = self.pipeline_rank.index
         each = [self.prices.collective(one.kind, one.whole, one.ranks, one.stride * tp, where) for one in collectives]
         if not each:
             return Price(0.0, -1)
@@ -240,8 +247,8 @@ class RankTimeline(RankClock):
     unit collectives, as (moment, scale, seconds from that moment in units of scale). leaves,
     arrives: moments until which its links carry outgoing and incoming transfers."""
 
-    place: PipelineRank
-    lists: PlaceLists
+    pipeline_rank: PipelineRank
+    lists: PipelineRankLists
     pace: float
     state: State = field(default_factory=State)
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(AXES, 0.0))
@@ -300,7 +307,7 @@ def shared_pace(courses: Sequence[RankTimeline], crowd: float) -> float:
     """Return the factor on computation if ranks share processors, for a step that was simulated as
     if all ranks computed all the time. The factor is at least 1 / crowd."""
     changes = sorted(change for course in courses for change in _changes(course))
-    ranks = sum(len(course.place.step.layout.meshes[course.place.index].ranks) for course in courses)
+    ranks = sum(len(course.pipeline_rank.step.layout.meshes[course.pipeline_rank.index].ranks) for course in courses)
     computing, before, whole, taken = 0, 0.0, 0.0, 0.0
     for moment, change in changes:
         if computing:
@@ -313,7 +320,7 @@ def shared_pace(courses: Sequence[RankTimeline], crowd: float) -> float:
 def _changes(course: RankTimeline) -> Iterator[tuple[float, int]]:
     """Yield the moments at which the ranks of a pp rank begin (positive count) or end (negative
     count) to compute."""
-    count = len(course.place.step.layout.meshes[course.place.index].ranks)
+    count = len(course.pipeline_rank.step.layout.meshes[course.pipeline_rank.index].ranks)
     for turn in course.turns:
         for _, kind, start, end in turn.outcome.done:
             if kind == "compute" and end > start:
