@@ -49,7 +49,7 @@ def meetings(found: pl.DataFrame, axis: str) -> set[int]:
     [{"pp": 2, "tp": [2, 1], "dp": [1, 2]}, {"pp": 2, "dp": [2, 3]}, {"pp": 2, "tp": [2, 1]}],
     ids=["as many ranks", "more replicas", "fewer ranks"],
 )
-def test_stages_of_other_degrees_meet_as_places(strategy: dict[str, Any]) -> None:
+def test_stages_of_other_degrees_meet_as_pp_ranks(strategy: dict[str, Any]) -> None:
     found = spans(**strategy)
     between = found.filter(axis="pp")
     assert set(between["group"].drop_nulls()) >= {"stage 0>1", "stage 1>0"}

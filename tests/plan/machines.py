@@ -66,7 +66,7 @@ def plan_of(
 
 
 def pipelined(name: str, ranks: int, micro_batches: int, model: ModelSpec | None = None, **more: Any) -> Plan:
-    """Of equal places, a layer a stage."""
+    """Of equal pp ranks, a layer a stage."""
     chunks = 2 if name in ("interleaved", "zb-v") else 1
     schedule = find_schedule(name, Shape(ranks=ranks, micro_batches=micro_batches, chunks=chunks))[0]
     layout = Layout.of(pp=ranks, tp=more.get("tp", 1), dp=more.pop("dp", 1))
@@ -76,7 +76,7 @@ def pipelined(name: str, ranks: int, micro_batches: int, model: ModelSpec | None
 @dataclass(frozen=True)
 class Given(PlanPrices):
     """Stages of one layer that take given seconds: forward, input gradient, weight gradient, by
-    place; a transfer; a second of each collective of tensor parallelism, of each of a unit."""
+    pp rank; a transfer; a second of each collective of tensor parallelism, of each of a unit."""
 
     forward: tuple[float, ...] = ()
     input_gradient: tuple[float, ...] = ()

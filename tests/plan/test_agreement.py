@@ -56,7 +56,7 @@ Case = tuple[str, int, str, dict[str, int]]
 
 
 def drawn(number: int) -> Case:
-    """A model, a sequence, a cluster and a strategy at one place of a pipeline that gathers no
+    """A model, a sequence, a cluster and a strategy at one pp rank of a pipeline that gathers no
     parameters."""
     draw = random.Random(number)
     model = draw.choice(["gpt3-350m", "gpt3-1.3b", "llama2-7b", "llama3-8b", "qwen3-8b"])
@@ -132,7 +132,7 @@ LAYERS = {"gpt3-350m": 24, "gpt3-1.3b": 24, "llama2-7b": 32, "llama3-8b": 32, "q
 
 
 def drawn_pipeline(number: int) -> Case:
-    """The same with several places, equal stages, a schedule, and as many micro-batches as places
+    """The same with several pp ranks, equal stages, a schedule, and as many micro-batches as pp ranks
     or more."""
     model, sequence, machine, row = drawn(number)
     draw = random.Random(f"pipeline {number}")
@@ -151,7 +151,7 @@ def drawn_pipeline(number: int) -> Case:
 
 @pytest.mark.parametrize("number", MORE)
 def test_pipelines_take_what_they_take_when_simulated(number: int) -> None:
-    """Closely, but for zb-v of layers that do not divide, and several chunks, of which a place
+    """Closely, but for zb-v of layers that do not divide, and several chunks, of which a pp rank
     waits for the host at some and not at others."""
     schedule = SCHEDULES[drawn_pipeline(number)[3]["schedule"]]
     most = {"interleaved": 0.05, "zb-h1": 0.01, "zb-h2": 0.035, "zb-v": 0.1}
@@ -165,7 +165,7 @@ def test_most_pipelines_are_off_by_less_than_one_percent() -> None:
 
 
 def drawn_exposed(number: int) -> Case:
-    """A strategy of everything that there is, of which nothing is hidden: places and schedules,
+    """A strategy of everything that there is, of which nothing is hidden: pp ranks and schedules,
     slices, rings, recomputation, gradients and parameters shared out."""
     draw = random.Random(f"exposed {number}")
     model, machine = draw.choice([*LAYERS]), draw.choice(["a100-80", "h100", "h200"])
@@ -194,7 +194,7 @@ def drawn_exposed(number: int) -> Case:
 
 @pytest.mark.parametrize("number", MORE)
 def test_whatever_is_hidden_by_nothing_takes_what_it_takes_when_simulated(number: int) -> None:
-    """Nearly: a place of few layers waits for its host less than is said; zb-v's stages may be
+    """Nearly: a pp rank of few layers waits for its host less than is said; zb-v's stages may be
     unequal."""
     assert abs(off(drawn_exposed, number)) <= 0.06, drawn_exposed(number)
 
@@ -259,7 +259,7 @@ def test_sharded_replicas_take_about_what_they_take_when_simulated() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v"])
 def test_tied_weights_are_summed_by_those_who_update_them(schedule: str) -> None:
-    """A place of zb-v has both ends of the model, and sums nothing."""
+    """A pp rank of zb-v has both ends of the model, and sums nothing."""
     row = {
         "pp": 4, "dp": 8, "micro": 1, "num_micro": 8, "optim": 8, "schedule": SCHEDULES.index(schedule),
         "virtual": 2 if schedule == "zb-v" else 1, **EXPOSED,

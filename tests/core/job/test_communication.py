@@ -119,7 +119,7 @@ def test_blocks_of_nodes_have_to_be_equal() -> None:
 
 
 def test_places_of_a_plan_hand_to_each_other_what_crosses_stages() -> None:
-    """Of a V shape both ways, told once; of one place nothing."""
+    """Of a V shape both ways, told once; of one pp rank nothing."""
     for schedule, edges in (
         ({"schedule": "zb-v", "virtual_stages": 2, "pp": 3}, ((0, 1), (1, 2))),
         ({"schedule": "interleaved", "virtual_stages": 2, "pp": 3}, ((0, 1), (0, 2), (1, 2))),
@@ -164,12 +164,12 @@ def test_who_shares_out_experts_is_as_the_job_says() -> None:
     assert CommunicationMatrix.of(replace(plan, job=None), ranks_per_node=1).expert_cells == 1
 
 
-def test_experts_lie_as_far_apart_as_in_the_widest_place() -> None:
+def test_experts_lie_as_far_apart_as_in_the_widest_pp_rank() -> None:
     for degrees in (((4, 8), (8, 4)), ((8, 4), (4, 8))):
         assert CommunicationMatrix.of_layout(Layout(degrees), ranks_per_node=8, ep=4).expert_cells == 4
 
 
-def test_of_places_in_one_node_the_most_of_each_counts() -> None:
+def test_of_pp_ranks_in_one_node_the_most_of_each_counts() -> None:
     volumes = [Volume(weights=8, dp=1, pp=2, ep=7), Volume(weights=4, dp=6, pp=3, ep=5)] * 4
     matrix = CommunicationMatrix.of_layout(Layout.of(pp=8, dp=1, tp=4), ranks_per_node=8, volumes=volumes)
     assert matrix.volumes == (Volume(weights=8, dp=6, pp=3, ep=7),) * 4

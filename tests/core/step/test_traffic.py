@@ -44,7 +44,7 @@ def test_a_shorter_level_has_fewer_tokens() -> None:
     ("model", "stage", "strategy", "numbers"),
     [
         (GPT, WHOLE, {"tp": 4}, 0),
-        (GPT, WHOLE, {"tp": 1, "sequence_parallel": True}, 0),  # a place of one rank beside wider ones
+        (GPT, WHOLE, {"tp": 1, "sequence_parallel": True}, 0),  # a pp rank of one rank beside wider ones
         (LLAMA, WHOLE, {"tp": 2}, 0),
         (LLAMA, Stage(0, 1, 0, 3), {"tp": 4}, 3 * 2 * 2 * 2 * 8),  # keys and values of two heads, on two ranks each
         (GPT, WHOLE, {"tp": 2, "sequence_parallel": True}, 2 * 8 + 16 * 8 + 2 * (16 + 8)),

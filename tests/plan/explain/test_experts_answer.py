@@ -69,7 +69,7 @@ def test_experts_at_unequal_places_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "fullest"), [("1f1b", 0), ("gpipe", 3)])
-def test_the_report_of_a_closed_form_is_of_the_fullest_place(schedule: str, fullest: int) -> None:
+def test_the_report_of_a_closed_form_is_of_the_fullest_pp_rank(schedule: str, fullest: int) -> None:
     h100, model, job = Cluster.preset("h100"), planner().model, planner().job
     row = {"pp": 4, "dp": 2, "cp": 2, "tp": 2, "ring": 2, "micro": 3, "num_micro": 8, "ep": 2}
     point = StrategyTable.of([{**row, "schedule": SCHEDULES.index(schedule)}]).row(0)

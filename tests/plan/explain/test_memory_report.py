@@ -23,7 +23,7 @@ def point(**values: int) -> dict[str, int]:
     return StrategyTable.of([values]).row(0)
 
 
-def test_a_table_of_every_place() -> None:
+def test_a_table_of_every_pp_rank() -> None:
     row = point(pp=4, dp=8, num_micro=8, optim=8, recompute=RECOMPUTES.index("full"))
     report = memory_report(step_of(SEVEN, row, sequence=4096, precision="bf16-mixed"), A100)
     assert report.fits

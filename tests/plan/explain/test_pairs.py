@@ -40,7 +40,7 @@ def test_bytes_are_the_planners() -> None:
 
 
 def test_matrices_go_between_all_ranks_that_share_them() -> None:
-    """Of 12 ranks of a place, tp 2 and 6 replicas; rings alone leave most of them without each
+    """Of 12 ranks of a pp rank, tp 2 and 6 replicas; rings alone leave most of them without each
     other."""
     plain, muon = (pairs_of(step_of(optimizer, tp=2, dp=6, shard="ddp")).sent for optimizer in ("adamw", "muon"))
     assert len(muon) == 12 * 11 // 2 > len(plain)

@@ -13,7 +13,7 @@ from plait.plan.search.needs import P90, band, regimes
 A100 = Cluster.preset("a100-80")
 
 
-def test_regimes_are_of_nodes_and_of_places() -> None:
+def test_regimes_are_of_nodes_and_of_pp_ranks() -> None:
     rows = [{"dp": 8}, {"pp": 8}, {"dp": 9}, {"pp": 3, "dp": 3}, {"pp": 4, "dp": 2}, {"pp": 4, "dp": 4}, {"pp": 16}]
     assert regimes(StrategyTable.of(rows), A100).tolist() == [0, 0, 1, 1, 0, 2, 2]
 

@@ -50,7 +50,7 @@ def test_experts_that_are_shared_out_send_tokens_in_place_of_gradients() -> None
     many = {"count": 8, "per_token": 2}
     alone, shared = (expert_volume(step(many, shard="ddp"), 1, ep) for ep in (1, 4))
     expert = 3 * HIDDEN * FFN
-    own = 8 * expert * LAYERS // 2 * 4  # bytes of all experts of a place
+    own = 8 * expert * LAYERS // 2 * 4  # bytes of all experts of a pp rank
     assert alone.weights - shared.weights == own * 3 // 4
     assert alone.dp - shared.dp == 2 * own * 3 // 4  # an all-reduce over four ranks, and none over one
     rows = 2 * SEQUENCE * 2  # of two sequences of a micro-batch, each token twice

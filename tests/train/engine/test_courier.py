@@ -101,7 +101,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
         (5, [([2, 3, 4, 5], "lane 1-2"), ([4, 5, 2, 3], "lane 2-1")]),
     ],
 )  # fmt: skip
-def test_a_rank_opens_the_lanes_of_its_own_place(
+def test_a_rank_opens_the_lanes_of_its_own_pp_rank(
     rank: int, ranks: list[tuple[list[int], str]], opened: list[Lane]
 ) -> None:
     plan = planned(pp=3, tp=2)
@@ -123,7 +123,7 @@ def test_a_rank_without_a_ring_leaves_no_messages_in_it(opened: list[Lane]) -> N
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_tiles_go_over_the_lane_of_their_places(opened: list[Lane], sequence_parallel: bool) -> None:
+def test_tiles_go_over_the_lane_of_their_pp_ranks(opened: list[Lane], sequence_parallel: bool) -> None:
     plan = planned(pp=2, tp=2, sequence_parallel=sequence_parallel)
     reshards = plan.reshards[sequence_parallel]
     lanes = Lanes(plan, 1, DEVICE)

@@ -55,7 +55,7 @@ def test_ranks_together_equal_the_reference(name: str) -> None:
 
 @pytest.mark.parametrize(("odd", "named"), [(0, 1), (1, 1)])
 def test_a_rank_whose_order_differs_is_named_before_the_first_step(odd: int, named: int) -> None:
-    """Rank 0 sets the norm for its place, so where its own order differs its neighbour is named."""
+    """Rank 0 sets the norm for its pp rank, so where its own order differs its neighbour is named."""
     for said in threads(4).run(pipelining.other_order, replace(GPT, num_layers=6), odd, 12):
         assert f"rank {named} would run a different order of segment ops than the other ranks" in said
 

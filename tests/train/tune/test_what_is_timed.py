@@ -254,7 +254,7 @@ def test_what_was_found_before_is_kept_and_followed(told: Told, monkeypatch: pyt
     assert (chosen.shard_overlap, chosen.compile, chosen.cuda_graphs) == ("backward", True, True)
 
 
-def test_a_place_is_as_busy_as_its_busiest_rank_but_for_what_travels(
+def test_a_pp_rank_is_as_busy_as_its_busiest_rank_but_for_what_travels(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of its four micro-batches takes a quarter of the step that comes after the one to warm
@@ -318,7 +318,7 @@ class Letter:
 def test_a_boundary_takes_half_of_the_shortest_round_trip_by_the_clock_of_who_begins(
     rank_of: tuple[int, ...], seconds: list[float], crossed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where both stages lie on one place nothing travels."""
+    """Where both stages lie on one pp rank nothing travels."""
     trips = (0.0, 7.0, 0.0, 2.0, 0.0, 3.0, 0.0, 8.0, 0.0, 4.0)
     monkeypatch.setattr(measure, "time", Told(ticks=(trips, (0.25,))))
 

@@ -1,5 +1,5 @@
-"""A place's course through a step: what it spends, what ends while it rests; and transfers between
-places."""
+"""A pp rank's course through a step: what it spends, what ends while it rests; and transfers between
+pp ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plait.core.step.segments import Collective
 from plait.plan.search.simulate import PlanPrices
 from tests.plan.machines import SPEC, Given, pipelined, plan_of
 
-# ---- between places ----
+# ---- between pp ranks ----
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def moved(one: StepClock, pp_rank: int, *, sends: bool) -> list[tuple[float, flo
 
 
 def ended(one: StepClock) -> float:
-    """When the last collective of place 1's units was over."""
+    """When the last collective of pp rank 1's units was over."""
     moment, scale, several = one.courses[1].ended[-1]
     return moment + scale * several[-1]
 
@@ -63,7 +63,7 @@ SHARED = Sharding(grads=2, optim=2)
 
 @pytest.mark.parametrize(("links", "end"), [(1, 12.0), (0, 16.0)])
 def test_a_transfer_shares_its_rate_with_what_sharding_sends_on_the_same_links(links: int, end: float) -> None:
-    """Place 1 begins at 5, when what place 0 computed until 1 has come; from 7 on it sends a
+    """Pp rank 1 begins at 5, when what pp rank 0 computed until 1 has come; from 7 on it sends a
     gradient, and still reduces."""
     plan = pipelined("1f1b", 2, 1, dp=2, shardings=(SHARED, SHARED))
     one = run(plan, hop=4.0, unit=10.0, links=links)
@@ -123,9 +123,9 @@ def test_a_place_waits_for_the_slowest_of_its_own_nodes(seed: int) -> None:
     assert len(set(each)) == 4
     pair = paces(8, 4, 4, seed)
     assert pair[0] == pair[1] == each[0] and pair[2] == pair[3] == each[1]
-    across = paces(4, 3, 2, seed)  # places of two ranks: the last has a node of its own
+    across = paces(4, 3, 2, seed)  # pp ranks of two ranks: the last has a node of its own
     assert across == [each[0], each[0], each[1]]
-    wide = paces(2, 2, 4, seed)  # two nodes a place
+    wide = paces(2, 2, 4, seed)  # two nodes a pp rank
     assert wide == [max(each[:2]), max(each[2:])]
 
 

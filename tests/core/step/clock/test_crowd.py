@@ -53,7 +53,7 @@ def test_no_processor_does_more_than_it_can(name: str, places: int, micro_batche
 
 
 def test_the_closed_form_says_the_same_of_pipelines() -> None:
-    """That a place waits costs nothing as long as the processors are busy."""
+    """That a pp rank waits costs nothing as long as the processors are busy."""
 
     def closed(crowd: float, micro_batches: int) -> Any:
         point = {"pp": 4, "num_micro": micro_batches, "schedule": SCHEDULES.index("1f1b")}

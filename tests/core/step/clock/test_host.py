@@ -79,4 +79,4 @@ def test_a_later_host_never_makes_a_pipeline_faster(name: str) -> None:
         for each in (0.0, 1e-6, 1e-5, 1e-4, 1e-2)
     ]
     assert found == sorted(found)
-    assert found[-1] > 8 * 2 * 1e-2  # each place launches eight forwards and eight backwards, at least
+    assert found[-1] > 8 * 2 * 1e-2  # each pp rank launches eight forwards and eight backwards, at least

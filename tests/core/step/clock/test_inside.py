@@ -1,4 +1,4 @@
-"""The inside of a place: gathers ahead, buffers that run out, and phases that begin where others
+"""The inside of a pp rank: gathers ahead, buffers that run out, and phases that begin where others
 left off."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Places of a pipeline as a simulation sees them: what their ranks hold, and what their collectives
+"""Pp ranks as a simulation sees them: what their ranks hold, and what their collectives
 take."""
 
 from __future__ import annotations

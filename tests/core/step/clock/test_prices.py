@@ -25,7 +25,7 @@ U = ModelSpec(family="utransformer", levels=1, num_layers=6, hidden=64, num_head
 
 
 def placed(*degrees: tuple[int, int], cp: int = 1, micro: int = 4, model: ModelSpec = SPEC, **strategy: Any) -> Plan:
-    """A plan of places with these (dp, tp)."""
+    """A plan of pp ranks with these (dp, tp)."""
     schedule = find_schedule("1f1b", Shape(ranks=len(degrees), micro_batches=4))[0]
     return plan_of(schedule, Layout(degrees, cp=cp), model, micro=micro, tp=degrees[0][1], **strategy)
 

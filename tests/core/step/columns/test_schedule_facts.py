@@ -39,7 +39,7 @@ def planned(name: str, pp: int, count: int, virtual: int = 2) -> Schedule:
         ("zb-h2", 8, 100, 16), ("gpipe", 4, 100, 100), ("interleaved", 4, 100, 8), ("interleaved", 4, 101, 101),
     ],
 )  # fmt: skip
-def test_how_many_micro_batches_fill_places(name: str, pp: int, count: int, told: int) -> None:
+def test_how_many_micro_batches_fill_pp_ranks(name: str, pp: int, count: int, told: int) -> None:
     assert schedule_properties(name).enough(pp, count) == told
 
 
@@ -73,7 +73,7 @@ def test_stages_lie_as_the_generator_has_them(name: str) -> None:
 
 
 FIRST_AND_LAST = ((1.0, 1.0), (1.2, 1.5))
-"""Seconds of the first and of the last place, of an inner one's."""
+"""Seconds of the first and of the last pp rank, of an inner one's."""
 
 
 def stages(first: float, last: float) -> Stages:

@@ -1,4 +1,4 @@
-"""A place of an estimate: what its memory and its traffic are made of, and what hides
+"""A pp rank of an estimate: what its memory and its traffic are made of, and what hides
 communication."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_sums_at_a_steps_end_may_take_more_than_any_activation() -> None:
     assert (memory.when, memory.activations) == ("sum of tensor-parallel copies", 2 * copies)
 
 
-def test_the_fullest_place_and_all_of_them() -> None:
+def test_the_fullest_pp_rank_and_all_of_them() -> None:
     found = estimate(step(**PIPED, tp=2, dp=2))
     assert found.world_size == 8
     assert found.bytes == sum(4 * each.memory.total for each in found.places)

@@ -1,4 +1,4 @@
-"""Rows of counts of what is alive at a place: the fullest of them is what walking the place's list
+"""Rows of counts of what is alive at a pp rank: the fullest of them is what walking the pp rank's list
 finds."""
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_the_fullest_row_is_what_a_walk_finds(name: str, pp: int, kinds: str) ->
     chance = random.Random(f"{name} {pp} {kinds}")
     virtual = planned_shape(name, pp, 1, 2).chunks
     if pp == 1 and name != "1f1b":
-        return  # a pipeline of one place has no other
+        return  # a pipeline of one pp rank has no other
     for count in (1, pp, 3 * pp):
         for pp_rank in range(pp):
             stages = len(stages_of(name, pp, virtual, pp_rank))
@@ -84,7 +84,7 @@ def test_the_fullest_row_is_what_a_walk_finds(name: str, pp: int, kinds: str) ->
             for _ in range(3):
                 size = sizes(chance)
                 most = walked(name, pp, virtual, count, pp_rank, size, layers)
-                # A receive that another overtakes is posted with it, which a place alone does not know.
+                # A receive that another overtakes is posted with it, which a pp rank alone does not know.
                 overtaken = SizeRow.of(size).stream[0] if name == "zb-v" and count > 2 else 0
                 assert most - overtaken <= (rows @ size).max() <= most
 

@@ -1,4 +1,4 @@
-"""Activations of a place over a step: stages of any length as if walked layer by layer, and lists
+"""Activations of a pp rank over a step: stages of any length as if walked layer by layer, and lists
 of ops."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""States of a place in columns: as counted unit by unit, and what other frameworks have
+"""States of a pp rank in columns: as counted unit by unit, and what other frameworks have
 otherwise."""
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def factors(shardings: list[Sharding]) -> Factors:
 # ---- experts ----
 
 
-def test_tables_hold_what_places_hold_in_whatever_order_it_is_asked() -> None:
+def test_tables_hold_what_pp_ranks_hold_in_whatever_order_it_is_asked() -> None:
     tables = StateTables(2, PLAIT)
     first, last = (held_by(GPT, Strategy(), (stage,), sequence=64, itemsize=2) for stage in (FIRST, LAST))
     for asked in ([2, 0], [5], [1, 1, 4], [0, 1, 2, 3, 4, 5]):
         some = factors([SHARDINGS[at] for at in asked])
         which = tables.numbered(some)
-        for held in (first, last, replace(first)):  # equal places have one table
+        for held in (first, last, replace(first)):  # equal pp ranks have one table
             assert np.array_equal(tables.states(held, which), pp_rank_states(held, some, itemsize=2, options=PLAIT))
 
 

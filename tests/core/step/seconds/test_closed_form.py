@@ -60,7 +60,7 @@ def formula(name: str, pp: int, micro_batches: int, ends: tuple[float, float, fl
 @given(pp=st.integers(1, 9), extra=st.integers(0, 20), first=st.integers(1, 6), inner=st.integers(1, 6),
        last=st.integers(1, 6), name=st.sampled_from(["1f1b", "eager-1f1b", "gpipe"]))  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_one_backward_one_forward_is_exact_if_the_last_place_is_slowest_and_near_else(
+def test_one_backward_one_forward_is_exact_if_the_last_pp_rank_is_slowest_and_near_else(
     pp: int, extra: int, first: int, inner: int, last: int, name: str
 ) -> None:
     ranks = [first, *[inner] * (pp - 2), last] if pp > 1 else [last]

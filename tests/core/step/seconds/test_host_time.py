@@ -51,7 +51,7 @@ def same(found: LaunchLag, ops: list[Op]) -> None:
 
 @given(lists, st.floats(0, 1))
 def test_a_part_of_a_list_waits_for_as_much_of_it(ops: list[Op], part: float) -> None:
-    """As a stage has of layers, on average, where places have more than there are."""
+    """As a stage has of layers, on average, where pp ranks have more than there are."""
     net, waited = walk(ops)
     assert tuple(late(ops).times(part)) == pytest.approx((part * net, part * waited), abs=1e-9)
 

@@ -87,7 +87,7 @@ def test_rounds_whose_first_and_last_stages_take_longer(
     ("layers", "pp", "count"), [(36, 8, 8), (36, 8, 32), (30, 4, 8), (28, 8, 16), (26, 4, 16), (62, 8, 16)]
 )
 def test_zb_v_of_layers_that_do_not_divide(layers: int, pp: int, count: int, ways: Parts) -> None:
-    """Earlier stages have more of them; a place is as long as the one that has most, or as the
+    """Earlier stages have more of them; a pp rank is as long as the one that has most, or as the
     mean."""
     counts = [one.num_layers for one in split_layers(layers, 2 * pp)]
     exact = run_dry("zb-v", pp, count, [(ways[0] * many, ways[1] * many, ways[2] * many) for many in counts])
@@ -101,7 +101,7 @@ def test_zb_v_of_layers_that_do_not_divide(layers: int, pp: int, count: int, way
 @dataclass(frozen=True)
 class Summed:
     """Equal stages, and what the last micro-batch's weight gradients take longer: at the first
-    place, and at the others."""
+    pp rank, and at the others."""
 
     parts: Parts
     first: float
@@ -130,7 +130,7 @@ class Summed:
 def test_sums_of_zb_v_run_while_others_are_waited_for(
     pp: int, count: int, parts: Parts, sums: tuple[float, float]
 ) -> None:
-    """What the first place's sums take is no part of a pipeline's seconds, but what they hide in
+    """What the first pp rank's sums take is no part of a pipeline's seconds, but what they hide in
     is."""
     shape = Shape(ranks=pp, micro_batches=count, chunks=2)
     costs = Summed(parts, *sums, count, 2 * pp)
