@@ -91,8 +91,8 @@ class PipelineRankEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of a whole job. parameters: of the model. hidden: by axis, the computation that
-    hides its communication."""
+    """Estimate of a whole job. parameters: of the model. places: its pp ranks; the name is a key of
+    ``--json``. hidden: by axis, the computation that hides its communication."""
 
     parameters: int
     schedule: str
