@@ -5,9 +5,9 @@ stream; here the order of the sources is decided.
 Shares are exact at every number: after n sequences a source of weight w has given more than n w / W
 - 1 and fewer than n w / W + 1 of them, where W is the sum of all weights. Sources are ordered by
 earliest deadline: item j of a source may come from position floor(j W / w) on and must come before
-place ceil((j + 1) W / w), and of the items that may come, the one with the earliest deadline does.
-With shares that add up to one, every item then meets its deadline (Baruah, Cohen, Plaxton, Varvel:
-Proportionate Progress, Algorithmica 15, 1996, in the case of one processor).
+position ceil((j + 1) W / w), and of the items that may come, the one with the earliest deadline
+does. With shares that add up to one, every item then meets its deadline (Baruah, Cohen, Plaxton,
+Varvel: Proportionate Progress, Algorithmica 15, 1996, in the case of one processor).
 
 The order repeats after W positions, so W is kept small: weights are taken as exact fractions, or
 rounded to multiples of 1 / ``MOST`` if W would exceed ``MOST``.

@@ -108,7 +108,9 @@ def test_a_text_that_is_too_long_to_be_encoded_at_once_is_cut_at_lines(
         assert all(len(text.text) <= 30 and text.text.endswith(b"\n") for text in found)
 
 
-@pytest.mark.parametrize(("text", "place"), [(b"", 0.866604), (b"a", 0.262590), (b"always for evaluation 1", 0.270414)])
+@pytest.mark.parametrize(
+    ("text", "hash_fraction"), [(b"", 0.866604), (b"a", 0.262590), (b"always for evaluation 1", 0.270414)]
+)
 def test_a_document_has_its_place_in_every_version(text: bytes, hash_fraction: float) -> None:
     """A corpus that grows, prepared by a newer Plait, moves no document to the other side."""
     document = Document(text=text, offset=3)

@@ -100,7 +100,7 @@ class Kernel:
 
 
 @pytest.mark.parametrize(
-    ("place", "ranks", "each", "mine"),
+    ("local_rank", "ranks", "each", "mine"),
     [
         (0, 4, 2, {1, 2}),
         (3, 4, 2, {7, 9}),

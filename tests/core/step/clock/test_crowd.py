@@ -30,7 +30,7 @@ def seconds(name: str, pp: int, micro_batches: int, crowd: float, **more: Any) -
     return simulate_plan(pipelined(name, pp, micro_batches, **more), crowded(crowd)).seconds
 
 
-def test_places_that_take_turns_have_all_processors_in_their_turn() -> None:
+def test_pp_ranks_that_take_turns_have_all_processors_in_their_turn() -> None:
     """One micro-batch: forwards and backwards one after the other."""
     assert seconds("1f1b", 2, 1, 2.0) == pytest.approx(seconds("1f1b", 2, 1, 1.0) / 2, rel=0.03)
     assert seconds("1f1b", 4, 1, 2.0) == pytest.approx(seconds("1f1b", 4, 1, 1.0) / 2, rel=0.03), "no more than whole"
@@ -40,15 +40,15 @@ def test_places_that_take_turns_have_all_processors_in_their_turn() -> None:
 @settings(max_examples=20)
 @given(
     name=st.sampled_from(["1f1b", "gpipe", "zb-h1", "zb-v"]),
-    places=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 4]),
     micro_batches=st.integers(4, 9),
     crowd=st.floats(1.0, 4.0),
 )
-def test_no_processor_does_more_than_it_can(name: str, places: int, micro_batches: int, crowd: float) -> None:
-    plan, one = pipelined(name, places, micro_batches), crowded(1.0)
+def test_no_processor_does_more_than_it_can(name: str, pp: int, micro_batches: int, crowd: float) -> None:
+    plan, one = pipelined(name, pp, micro_batches), crowded(1.0)
     alone, shared = simulate_plan(plan, one), simulate_plan(plan, one.model_copy(update={"crowd": crowd}))
     assert shared.seconds <= alone.seconds * (1 + 1e-9)
-    busy = sum(each["compute"] for each in alone.pp_ranks) / places
+    busy = sum(each["compute"] for each in alone.pp_ranks) / pp
     assert shared.seconds >= max(busy, alone.seconds / crowd) * (1 - 1e-6)
 
 
