@@ -124,7 +124,7 @@ class LateCourier:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A case of a named schedule. degrees: (dp, tp) of its places. delay: a seed, where what is
+    """A case of a named schedule. degrees: (dp, tp) of its pp ranks. delay: a seed, where what is
     sent is late. layers: of each stage. detailed: with the documents and weights of
     ``details_of``."""
 
@@ -139,7 +139,7 @@ class Pipeline:
 
     @property
     def size(self) -> int:
-        """Ranks of all places."""
+        """Ranks of all pp ranks."""
         return self.strategy.cp * sum(dp * tp for dp, tp in self.degrees)
 
     @property
@@ -213,7 +213,7 @@ class Planned:
 
 
 def lists(rank: int, planned: Plan, costs: SegmentCosts | None = None) -> tuple[int, list[str]]:
-    """A rank's place, and what it runs in which order: every stage's list of every phase, to train
+    """A rank's pp rank, and what it runs in which order: every stage's list of every phase, to train
     and to evaluate."""
     found = list[str]()
     with opened(rank, replace(planned, costs=costs), eval_batches=1) as part:

@@ -24,7 +24,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.record.timeline import Timeline
 from plait.core.reshard.plan import messages
 from plait.core.step.columns.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, StrategyTable
-from plait.core.step.memory.closed_memory import step_memory
+from plait.core.step.memory.closed_memory import MemoryColumns, step_memory
 from plait.core.step.memory.estimate import estimate
 from plait.core.step.memory.memory_options import MatrixBytes, MemoryOptions
 from plait.core.step.seconds.closed_form import step_seconds
@@ -144,7 +144,7 @@ def of_points(name: str, rows: Sequence[Values]) -> Values:
     points = StrategyTable.of([_row(one) for one in rows])
     seconds = step_seconds(spec, points, cluster, sequence=2048)
     memory = step_memory(spec, points, sequence=2048)
-    return {"seconds": _columns(asdict(seconds)), "memory": _columns(asdict(memory))}
+    return {"seconds": _columns(asdict(seconds)), "memory": _memory(memory)}
 
 
 def of_variants(model: str, rows: Sequence[Values]) -> Values:
@@ -162,8 +162,7 @@ def of_variants(model: str, rows: Sequence[Values]) -> Values:
     for name, options in variants.items():
         seconds = step_seconds(spec, points, cluster, sequence=2048, options=options, **told)
         memory = step_memory(spec, points, sequence=2048, options=options, **told)
-        memory_columns = {key: np.asarray(value) for key, value in asdict(memory).items()}
-        found[name] = {"seconds": _columns(asdict(seconds)), "memory": _columns(memory_columns)}
+        found[name] = {"seconds": _columns(asdict(seconds)), "memory": _memory(memory)}
     return found
 
 
@@ -193,6 +192,11 @@ def _row(values: Values) -> dict[str, int]:
     """Words as numbers of the columns."""
     words = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "overlap": OVERLAPS, "shard_overlap": SHARD_OVERLAPS}
     return {key: words[key].index(value) if key in words else value for key, value in values.items()}
+
+
+def _memory(columns: MemoryColumns) -> dict[str, Any]:
+    """Columns by the names that the files have: ``place`` is the pp rank."""
+    return _columns({{"pp_rank": "place"}.get(key, key): np.asarray(value) for key, value in asdict(columns).items()})
 
 
 def _columns(found: Values) -> Values:

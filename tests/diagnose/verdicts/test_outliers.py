@@ -134,7 +134,7 @@ def test_of_two_in_a_stage_the_slow_one_is_named(stages: int, slow: float) -> No
     assert named == [[1]] * 50
 
 
-@pytest.mark.parametrize("units", [4, 8, 64, 1024])
+@pytest.mark.parametrize("peers", [4, 8, 64, 1024])
 def test_ten_percent_are_found_within_twenty_steps_of_their_beginning(peers: int) -> None:
     """Whenever they begin: the last window is of the last steps."""
     for begin in range(0, 60, 7):
@@ -144,7 +144,7 @@ def test_ten_percent_are_found_within_twenty_steps_of_their_beginning(peers: int
         assert [(one.peer, abs(one.first - begin) <= 3) for one in found] == [(2, True)]
 
 
-@pytest.mark.parametrize(("units", "jitter", "slow"), [(4, 0.3, 0.5), (8, 0.3, 0.3), (2, 0.2, 0.4)])
+@pytest.mark.parametrize(("peers", "jitter", "slow"), [(4, 0.3, 0.5), (8, 0.3, 0.3), (2, 0.2, 0.4)])
 def test_since_when_is_not_late_where_single_windows_are_too_noisy(peers: int, jitter: float, slow: float) -> None:
     """The first windows with it may not be clear by themselves."""
     away: list[int] = []
