@@ -188,7 +188,8 @@ def explain_hang(folder: Path | str) -> HangReport:
         return HangReport(*read_hang(folder / FILE))
     found = _gathered(folder)
     if not found.evidence:
-        raise DataError(f"{folder} has no rings: nothing is known of its ranks. {' '.join(found.problems)}".strip())
+        why = " ".join(found.problems)
+        raise DataError(f"{folder} has no rings: nothing is known of its ranks. Name a run's folder. {why}".strip())
     return found
 
 

@@ -53,6 +53,8 @@ def diagnose(
         plait diagnose runs/first --timeline
     """
     if timeline or against:
+        if hang:
+            raise JobError("conflicts with --timeline and --against", key="--hang", fix="Leave it out, or them")
         if len(run) > 1:
             fix = "Name one; --against takes another"
             raise JobError(f"{len(run)} runs have no one timeline", key="--timeline", fix=fix)

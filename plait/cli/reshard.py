@@ -10,6 +10,7 @@ import typer
 
 from plait.cli import terminal
 from plait.cli.commands import AsJson, Draw, Settings
+from plait.core.base.codec.data import Example
 from plait.core.base.numbers import Count
 
 ITEMSIZE = {
@@ -36,7 +37,7 @@ class Layouts:
 class TensorMove(Settings):
     """Settings for the tensor, the hosts, their network and the communication method."""
 
-    shape: Annotated[str, "Shape of the whole tensor: 1024,1024,512."]
+    shape: Annotated[str, Example("1024,1024,512"), "Shape of the whole tensor: 1024,1024,512."]
     dtype: Annotated[str, "Type of the tensor's elements."] = "bf16"
     nic: Annotated[str, "Rate of one NIC, each way."] = "10gbit"
     nics_per_host: Annotated[Count, "NICs (rails) of a host, shared out among its ranks in order."] = 1

@@ -170,6 +170,8 @@ def make_server(app: Dash, host: str, port: int) -> BaseWSGIServer:
         probe = socket.create_server(address, family=family)
     except (OSError, ValueError) as error:
         problem = f"cannot listen at {host}, port {port}: {reason_of(error)}"
-        raise JobError(problem, fix="Choose another --port, or 0 for any that is free") from None
+        raise JobError(
+            problem, fix="Choose another --port (0: any that is free), or an address of this machine as --host"
+        ) from None
     with probe:
         return bind(host, probe.getsockname()[1], app.server, threaded=True, request_handler=Quiet, fd=probe.fileno())

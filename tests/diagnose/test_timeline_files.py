@@ -255,7 +255,7 @@ def test_why_there_is_no_timeline(run: Path) -> None:
     for rank in range(4):
         part(run, rank).unlink()
     plan = Plan.read(run / "plan.json")
-    with pytest.raises(DataError, match=r"holds no timeline that can be read$"):
+    with pytest.raises(DataError, match=r"holds no timeline that can be read\. "):
         read_run(run)
     for steps, says in ((0, "run.timeline_steps is 0; train with a value above 0"),
                         (3, "no step of it was recorded, or not yet")):  # fmt: skip

@@ -128,10 +128,10 @@ def test_a_line_that_names_no_url_is_refused(page: str, capfd: pytest.CaptureFix
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("host", ["", " ", "..", "\0", "x" * 100])
+@pytest.mark.parametrize("host", ["", " ", "..", "\0", "x" * 100, "192.0.2.1"])
 def test_a_host_at_which_nobody_can_listen_is_refused(tmp_path: Path, host: str) -> None:
     app = make_app(watch([write_run(tmp_path / "run", SLOW)]))
-    with pytest.raises(JobError):
+    with pytest.raises(JobError, match="--host"):
         make_server(app, host, 0)
 
 

@@ -41,7 +41,7 @@ class SlurmTarget(ManagedTarget):
         from plait.launch.watch import RunGuard
 
         if not self.inside:
-            fix = "Run it inside of one, such as: salloc --nodes=2 plait ..."
+            fix = "Get one with: salloc --nodes=2, and give this command again in its shell"
             raise JobError("runs only inside a Slurm job", key="--on", fix=fix)
         folder = ranks.logs.parent
         if self.table:

@@ -221,8 +221,8 @@ def written(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """
     for section, inner in values.items():
         found = [section]
-        if section not in _OPEN and isinstance(inner, Mapping):
-            found += [f"{section}.{name}" for name in cast("Mapping[str, Any]", inner)]
+        if section not in _OPEN and isinstance(inner, Mapping):  # a key says more than its table
+            found = [f"{section}.{name}" for name in cast("Mapping[str, Any]", inner)] + found
         for key in found:
             own = key_of(key)
             if own is not None and own != key:

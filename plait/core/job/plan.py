@@ -44,6 +44,7 @@ STAMP = Stamp(
     noun="plan",
     version=4,
     broken="cannot be read as a plan",
+    fix="Name a JOB.plan.json that this Plait made; plait plan JOB.toml makes one",
     edited="Change the job file instead and plan again",
 )
 Reshards = Mapping[Edge, Mapping[str, ReshardPlan]]

@@ -146,7 +146,7 @@ class StrategySection(Section):
     that are measured before training."""
     stage_layers: OrAuto[Annotated[tuple[Count, ...], Field(strict=False)]] = ()
     """Number of layers of each stage. Empty: as equal as possible."""
-    shard: OrAuto[str | Shard] = "ddp"
+    shard: OrAuto[Annotated[str, Example('"ddp", "zero1", "zero2", "zero3" or "fsdp"')] | Shard] = "ddp"
     """Sharded data parallelism over the dp x cp ranks: ``ddp``, ``zero1``, ``zero2``, ``zero3``
     (``fsdp``), or sharding factors."""
     cp: OrAuto[Count] = 1

@@ -126,9 +126,9 @@ class RankTable:
         try:
             return _checked(read_table(path))
         except OSError as error:
-            raise PlacementError(f"{path}: {error.strerror or error}.") from None
+            raise PlacementError(f"{path}: {error.strerror or error}. Name a {NAME} of plait place.") from None
         except (ValueError, JobError) as error:
-            raise PlacementError(f"{path}: not a rank table ({error}).") from None
+            raise PlacementError(f"{path}: not a rank table ({error}). Name a {NAME} of plait place.") from None
         except PlacementError as error:
             raise PlacementError(f"{path}: {error}") from None
 

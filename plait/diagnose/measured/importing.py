@@ -17,6 +17,7 @@ from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import check_target, explained, kind_of, reason_of, replacing
 from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.numbers import shown
+from plait.core.base.text import counted
 from plait.core.record.timeline import SCHEMA_VERSION
 from plait.core.runs.evidence import write_hang
 from plait.diagnose.measured.run_files import (
@@ -86,7 +87,7 @@ def import_traces(files: Sequence[Path], out: Path, warn: Callable[[str], None] 
     if not read:
         why = f" ({next(iter(unread))}: {next(iter(unread.values())).why})" if unread else ""
         fix = "Name a run's folder, or recordings of PyTorch's profiler or flight recorder"
-        raise DataError(f"none of {len(files)} files could be used{why}. {fix}.")
+        raise DataError(f"none of {counted(len(files), 'file')} could be used{why}. {fix}.")
     dumps = {rank: one.dump for rank, one in read.items() if one.dump}
     evidence = None
     if dumps:

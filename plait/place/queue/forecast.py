@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.base.errors import DataError
+from plait.core.base.text import counted
 from plait.formats.job_traces.table import Ints, Trace
 from plait.place.queue.conformal import JobTimes, follow
 from plait.place.queue.features import Features, features
@@ -63,7 +64,7 @@ def walk_forward(trace: Trace, settings: JctSettings | None = None, progress: Pr
     jobs that had ended before the block began. progress: called with (jobs done, number of jobs).
     """
     settings, told = replace(settings or JctSettings(), bags=0), progress or (lambda _: None)
-    told(f"{len(trace)} jobs: what was known when each was submitted")
+    told(f"{counted(len(trace), 'job')}: what was known when each was submitted")
     known, logs = features(trace), log_seconds(trace)
     cuts = [int(share * len(trace)) for share in BLOCKS] + [len(trace)]
     parts = [from_history(rows_of(known, slice(0, cuts[0])), settings.level)]
@@ -164,7 +165,7 @@ def assess(
     arrive), and its accuracy on the test jobs. Raises DataError if too few jobs have ended for a
     model."""
     settings, told, names = settings or JctSettings(), progress or (lambda _: None), names_of(trace)
-    told(f"{len(trace)} jobs: what was known when each was submitted")
+    told(f"{counted(len(trace), 'job')}: what was known when each was submitted")
     split = Split.of(trace, test)
     ended, rest, logs = split.ended, split.rest, split.logs
     told(f"fitting to {len(ended)} jobs")

@@ -157,7 +157,7 @@ def test_where_ranks_may_go_stands_beside_what_is_hashed(tmp_path: Path) -> None
 
 
 EDITED = {
-    "version=1": "1 is not a plan version",
+    "version=1": "1 is not a plan version this Plait reads. It reads version 4. Name a JOB.plan.json",
     "strategy={tp = 4}": "edited or damaged",
     "layout={qp = 4}": r"layout\.qp: unknown key. Known here: cp, degrees",
     "layout={degrees = [[0, 1]], cp = 1}": r"layout\.degrees: 0 is not allowed",

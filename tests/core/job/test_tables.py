@@ -21,6 +21,7 @@ TYPED = {
     "train=3": "train: 3 is not a table. Write train.KEY=VALUE; plait job train lists its keys.",
     "strategy=tp2": 'strategy: "tp2" is not a table. Write strategy=auto to have all of it searched, or its keys',
     "lr=3": "lr: is called train.learning_rate here.",
+    "optimizer.lr=3": "optimizer.lr: is called train.learning_rate here. Write train.learning_rate.",
 }
 HUB = {
     "meta-llama/Meta-Llama-3-8B": "model.preset=llama3-8b",

@@ -216,7 +216,7 @@ def test_progress_of_predictions_is_told_model_by_model(tmp_path: Path) -> None:
     told: list[str] = []
     walk_forward(even(1300, tmp_path), replace(QUICK, rounds=1), told.append)
     assert told == [
-        "1300 jobs: what was known when each was submitted", "model 4 of 6: 520 ended jobs",
+        "1,300 jobs: what was known when each was submitted", "model 4 of 6: 520 ended jobs",
         "model 5 of 6: 780 ended jobs", "model 6 of 6: 1040 ended jobs",
     ]  # fmt: skip
 
