@@ -70,7 +70,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str, str]] = {
     "unknown": (lambda v: v["machine"].update(colour="red"), "machine.colour", "unknown key"),
     "no points": (lambda v: v["collectives"][0].update(points=[]), "collectives[0].points", "not allowed"),
     "order": (lambda v: v["collectives"][0]["points"].reverse(), "collectives[0].points.bytes", "do not grow"),
-    "nowhere": (lambda v: v["collectives"][0]["group"].update(nodes=3), "collectives[0].group", "must lie between nodes"),
+    "nowhere": (lambda v: v["collectives"][0]["group"].update(nodes=3), "collectives[0].group", "must lie between"),
     "version": (lambda v: v.update(version=2), "version", "reads version 1"),
     "no version": (lambda v: v.pop("version"), "version", "None"),
     "edited": (lambda v: v["products"][0].update(seconds=2e-3), "hash", "edited or damaged"),
