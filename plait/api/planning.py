@@ -84,7 +84,9 @@ class Planning(Shown):
         from plait.plan.emit import DEGREES, HOW
 
         assert self.config
-        how = HOW.format(file=Path(self.config.file).name, framework=answer.framework)
+        given = " ".join(one for one in self.overrides if one.startswith(("strategy.", "train.")))
+        file = f"{Path(self.config.file).name} {f'with {given}' if given else 'as it is'}"
+        how = HOW.format(file=file, framework=answer.framework)
         batch = f" train.global_batch_size={answer.best.job.train.global_batch_size}" * bool(self.config.local_batch)
         try:
             self.config.job([*self.overrides, *f"{DEGREES}{batch}".split()])
@@ -313,7 +315,8 @@ def measure_best(
 
 
 def _check_ranks(plan: Plan, place: LaunchTarget) -> None:
-    """Raise JobError for a plan whose ranks do not exist here."""
+    """Raise JobError or InfeasiblePlan for a plan whose ranks do not exist or fit here."""
+    from plait.api.job_check import check_start
     from plait.core.base.errors import JobError
     from plait.plan.explain.job_cluster import ranks_here
 
@@ -325,6 +328,7 @@ def _check_ranks(plan: Plan, place: LaunchTarget) -> None:
         where = "the lab" if lab else "this machine"
         fix = "Change --on" if lab else "Plan for fewer with cluster.ranks, or emulate them: --on lab:HOSTSxRANKS@RATE"
         raise JobError(f"the plans have {world:,} ranks, and {where} has {there}", key="--measure", fix=fix)
+    check_start(plan, place)
 
 
 def _short(plan: Plan, folder: Path, name: str) -> Plan:

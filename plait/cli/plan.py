@@ -138,7 +138,7 @@ def _check_options(question: PlanRequest, shown: PlanOutput) -> None:
     from plait.api.planning import check_framework
 
     if question.measure < 0:
-        raise JobError(f"{question.measure} is not allowed", key="--measure", fix="Allowed: at least 1")
+        raise JobError(f"{question.measure} is not allowed", key="--measure", fix="Allowed: 0 or more")
     if question.measure and question.what_if:
         raise JobError("a hypothetical cluster cannot be measured", key="--what-if", fix="Leave out --measure")
     if shown.framework:
@@ -162,6 +162,9 @@ def _plan_job(job: Path, given: list[str], question: PlanRequest, shown: PlanOut
 
     with naming(job, given):
         place = place_of(question.on)
+        if not place.is_local:
+            fix = "Use local, or lab:HOSTSxRANKS@RATE; cluster.preset=NAME plans for another cluster"
+            raise JobError(f"'{question.on}' is not allowed: nothing is started there", key="--on", fix=fix)
         asked = plan_job(job, given, place, question.what_if or [], evaluate=question.evaluate)
         target = _target(asked, job, shown.out, what_if=bool(question.what_if))
         _remark(asked)

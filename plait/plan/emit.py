@@ -58,7 +58,7 @@ WRITERS: Mapping[str, Writer] = {
         lambda text: parse_deepspeed(SOURCE_NAME, json.loads(text)),
     ),
 }  # fmt: skip
-HOW = "This is {file} as it is. With strategy=auto, the same command searches for the fastest strategy of {framework}"
+HOW = "This is {file}. With strategy=auto, the same command searches for the fastest strategy of {framework}"
 """A remark on a file whose strategy is predicted, and not searched for."""
 DEGREES = "strategy.tp=auto strategy.pp=auto strategy.dp=auto"
 """Settings that search for parallel degrees alone."""

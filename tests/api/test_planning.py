@@ -8,12 +8,14 @@ from random import Random
 
 import pytest
 
+from plait.api import job_check
 from plait.api.places import place_of
-from plait.api.planning import compare_plans, plan_job, predict_plan
+from plait.api.planning import compare_plans, measure_plans, plan_job, predict_plan
 from plait.core.base.errors import InfeasiblePlan, JobError
 from plait.core.base.text import in_seconds
 from plait.core.cluster.hardware import Cluster
 from plait.core.step.columns.points import RECOMPUTES, SCHEDULES
+from plait.plan.search.fits import AvailableMemory
 
 JOB = """
 [model]
@@ -251,8 +253,9 @@ def test_a_worse_cluster_takes_so_many_times_as_long(job: Path) -> None:
 
 
 def test_jobs_that_differ_are_compared_by_what_they_are(job: Path, tmp_path: Path) -> None:
-    for name, hidden in (("one", 32), ("other", 64)):
-        asked = plan_job(job, [*SETTINGS, f"model.hidden={hidden}", "plan.top=1"])
+    for name, hidden, every in (("one", 32, 100), ("other", 64, 500)):
+        more = [f"model.hidden={hidden}", "plan.top=1", f"train.eval_every={every}", f"train.checkpoint_every={every}"]
+        asked = plan_job(job, [*SETTINGS, *more])
         asked.plan(asked.answer().best).write(tmp_path / f"{name}.json")
     told = compare_plans(tmp_path / "one.json", tmp_path / "other.json").text().splitlines()
     assert (
@@ -278,6 +281,13 @@ def test_measured_candidates_are_beside_their_predictions_and_the_fastest_is_cho
     values = measured.to_dict()
     assert (values["chosen"], [one["measured"] for one in values["candidates"]]) == (1, [2.0, 1.0])
     assert "chosen" not in found.to_dict()
+
+
+def test_plans_that_do_not_fit_this_machine_are_not_measured(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = plan_job(job, ["cluster.preset=h100", "cluster.ranks=1", "run.device=cpu", "train.precision=fp32"])
+    monkeypatch.setattr(job_check, "room_of", lambda plan, place: AvailableMemory(shared=1 << 10))
+    with pytest.raises(InfeasiblePlan, match="1 KiB are available"):
+        next(measure_plans([asked.plan(asked.answer().best)], place_of("local")))
 
 
 def test_two_plans_differ_in_their_settings_and_their_seconds(table: Path, tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def test_a_file_s_strategy_beside_the_best_that_is_searched(
 ) -> None:
     own = " ".join(plan(folder, *words).stdout.split())
     assert f"This is {words[0]} as it is. With strategy=auto, the same command searches" in own
+    batch = "train.global_batch_size=64"
+    assert words[0] != "run.sh" or f"This is run.sh with {batch}. With" in text(plan(folder, *words, batch))
     degrees = re.search(r"; with (strategy\.tp=auto .*), only for other parallel degrees\.", own)
     assert bool(degrees) == (words[0] != "titan.toml")  # which recomputes a share of an unknown number of layers
     assert not degrees or "strategies searched" in text(plan(folder, *words, *degrees[1].split()))
