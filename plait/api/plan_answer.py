@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from plait.api.choices import unmodelled_notes
 from plait.core.base.text import Column, Part, Shown, Table, counted, in_bytes, in_seconds
 from plait.core.cluster.hardware import Cluster
+from plait.core.job.resuming import TRAIN_EFFECTS
 from plait.core.job.spec import Job
 from plait.core.job.texts import in_tokens
 from plait.plan.answer import Planner
@@ -118,9 +119,7 @@ class PlanAnswer(Shown):
         yield from (hint.sentence for hint in self.hints)
         if found.frees:
             yield ""
-            yield Table(
-                "What would free memory of strategy 1", SAVINGS, [one.cells for one in found.frees[:MOST_SAVINGS]]
-            )
+            yield Table(SAVINGS_TITLE, SAVINGS, [one.cells for one in found.frees[:MOST_SAVINGS]])
         if self.file_strategy:
             yield from self._beside_file(self.file_strategy)
         if self.closing_note:
@@ -263,6 +262,7 @@ class ComparedPlans(Shown):
         a, b = self.first.candidate, self.second.candidate
         rows = [
             ("cluster", self.first.cluster.name, self.second.cluster.name),
+            ("parameters", *(f"{one.planner.model.num_parameters:,}" for one in (self.first, self.second))),
             *((what, told(a), told(b)) for what, told in JOBS),
             *_job_differences(a.job, b.job),
         ]
@@ -285,7 +285,7 @@ class ComparedPlans(Shown):
         figures to the first's."""
         a, b = self.first.candidate, self.second.candidate
         jobs = self.jobs_differ
-        if work := [row[0] for row in jobs if not row[0].startswith(("strategy.", "cluster", "ranks"))]:
+        if work := [name for name, *_ in jobs if not name.startswith(("strategy.", "cluster", "ranks", *BESIDE_STEPS))]:
             yield f"The jobs differ ({', '.join(work)}): a step of one is not the work of a step of the other."
         changed = differences(*(settings(one.point, one.schedule) for one in (a, b)))
         rows = [*jobs, *((key, *values) for key, values in changed.items())]
@@ -321,9 +321,10 @@ def _job_differences(a: Job, b: Job) -> list[tuple[str, str, str]]:
 
 UNSEARCHED = ("stage_layers", "slack", "compile", "cuda_graphs", "streams")
 """Keys of a strategy that are no columns of the search space."""
+BESIDE_STEPS = tuple(f"train.{key}" for key, effect in TRAIN_EFFECTS.items() if effect == "at once")
+"""Keys of [train] without effect on the work of a step."""
 HEADER = ("", "first", "second", "second/first")
 JOBS: Sequence[TextColumn] = (
-    ("parameters", lambda one: f"{one.job.model_spec(vocab=1).num_parameters:,}"),
     ("tokens of a sequence", lambda one: f"{one.job.data.sequence_length:,}"),
     ("ranks", lambda one: f"{one.job.world_size:,}"),
 )
@@ -396,6 +397,7 @@ MORE: Sequence[TextColumn] = (
     ("tokens/s", lambda one: f"{one.tokens_per_second:,.0f}"),
     ("micro-batches", lambda one: str(one.point["num_micro"])),
 )
+SAVINGS_TITLE = "What would free memory of strategy 1, all else staying as it is"
 SAVINGS, MOST_SAVINGS = ("held", "freed", "step", "setting to write"), 3
 """Header of the table of what would free memory, and the most rows that are shown."""
 

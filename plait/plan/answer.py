@@ -37,6 +37,7 @@ from plait.formats.base.frameworks import Framework, Mask, check_widths, fp8_rul
 from plait.plan.explain import reasons
 from plait.plan.explain.memory_report import MemoryReport, closed_report, memory_report
 from plait.plan.explain.moves import (
+    OTHER_CLUSTER,
     MemorySaving,
     Move,
     changed_job,
@@ -298,7 +299,8 @@ class Planner:
     def _too_large(self, candidate: Candidate) -> InfeasiblePlan:
         if candidate.memory.fits:
             return InfeasiblePlan(candidate.memory.describe_crowded)
-        advice = [describe_savings(self.memory_savings(candidate)), would_fit(self._nearest_change(candidate))]
+        here = OTHER_CLUSTER if self.cluster.name == "here" else ""
+        advice = [here, describe_savings(self.memory_savings(candidate)), would_fit(self._nearest_change(candidate))]
         return InfeasiblePlan(
             " ".join([candidate.memory.describe_too_large(self.cluster.device.name), *filter(None, advice)])
         )

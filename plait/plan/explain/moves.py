@@ -40,10 +40,11 @@ the smallest change is reported."""
 
 
 class Move(NamedTuple):
-    """A change of one setting. kind: the kind of memory that it reduces."""
+    """A change of one setting. kind: the kind of memory that it reduces; also: further kinds."""
 
     kind: str
     change: Change
+    also: tuple[str, ...] = ()
 
 
 def moves(job: Job, layers: int = 1, shards: Sequence[int] = ()) -> Iterator[Move]:
@@ -60,10 +61,12 @@ def moves(job: Job, layers: int = 1, shards: Sequence[int] = ()) -> Iterator[Mov
             factors = {one: max(point[one], ranks) if one in names[at:] else point[one] for one in names}
             if ranks > point[name] and all(size % ranks == 0 for size in list(factors.values())[at:]):
                 copies = {"secondary": point["secondary"]} if point["secondary"] else {}
-                yield Move(SHARDED[name], {"strategy.shard": factors | copies})
+                also = tuple(SHARDED[one] for one in names[at + 1 :] if factors[one] > point[one])
+                yield Move(SHARDED[name], {"strategy.shard": factors | copies}, also)
     if not shards and _replicas(job) > 1:
         yield Move("optimizer", {"strategy.shard": "zero1"})
-        yield Move("parameters", {"strategy.shard": "fsdp"})
+        also = tuple(SHARDED[one] for one in names[1:] if point[one] < _replicas(job))
+        yield Move("parameters", {"strategy.shard": "fsdp"}, also)
     if section.recompute == "none":
         yield Move("activations", {"strategy.recompute": "selective"})
     again = 0 if point["recompute"] != FULL else layers if point["recompute_layers"] < 0 else point["recompute_layers"]
@@ -184,6 +187,11 @@ def nearest_change(job: Job, tried: Iterable[Change], fits: Callable[[Job], bool
     return None
 
 
+OTHER_CLUSTER = (
+    "The plan is for this machine: cluster.preset=NAME plans for another cluster (plait plan without a job lists them)."
+)
+
+
 def would_fit(change: Mapping[str, Any] | None) -> str:
     """Return a sentence on the change with which a job would fit; ``change`` is None if none of the
     usual changes suffices."""
@@ -198,7 +206,7 @@ def would_fit(change: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True)
 class MemorySaving:
-    """A change with its price. held: bytes of the change's kind of memory on the fullest device
+    """A change with its price. held: bytes of the change's kinds of memory on the fullest device
     before the change. freed_bytes: bytes that it frees there. longer: increase of the step's time,
     as a fraction."""
 
@@ -206,6 +214,11 @@ class MemorySaving:
     held: int
     freed_bytes: int
     longer: float
+
+    @property
+    def kinds(self) -> str:
+        """The kinds of memory that the change reduces, in words."""
+        return ", ".join([self.move.kind, *self.move.also])
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -216,19 +229,19 @@ class MemorySaving:
             f"{size / (1 << 30):.{int(size < 10 << 30)}f} GiB" if size >= 1 << 30 else in_bytes(size)
             for size in (self.held, self.freed_bytes)
         )
-        return f"{self.move.kind} {held}", freed, longer, quoted(self.move.change)
+        return f"{self.kinds} {held}", freed, longer, quoted(self.move.change)
 
     def describe(self) -> str:
         """Return the change, the bytes it frees and its cost as a phrase."""
         cost = f"a step takes {abs(self.longer):.1%} {'longer' if self.longer > 0 else 'less'}"
         cost = cost if abs(self.longer) >= SAME else "a step takes about as long"
         what = f"{in_words(self.move.change)} would free {in_bytes(self.freed_bytes)}"
-        return f"{self.move.kind} {in_bytes(self.held)}: {what} ({cost})"
+        return f"{self.kinds} {in_bytes(self.held)}: {what} ({cost})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         return {
-            "kind": self.move.kind, "bytes": self.held, "change": in_words(self.move.change), "frees": self.freed_bytes,
+            "kind": self.kinds, "bytes": self.held, "change": in_words(self.move.change), "frees": self.freed_bytes,
             "longer": self.longer,
         }  # fmt: skip
 
@@ -254,5 +267,6 @@ def cheapest(
         price = {at: max(longer[at], SAME) / less[at] for at in which}
         if cheap := [at for at, each in price.items() if each <= NEAR * min(price.values())]:
             at = min(cheap, key=lambda at: less[at])
-            found.append(MemorySaving(tried[at], kinds[kind], int(less[at]), float(longer[at])))
+            bytes_held = sum(kinds[one] for one in (kind, *tried[at].also))
+            found.append(MemorySaving(tried[at], bytes_held, int(less[at]), float(longer[at])))
     return sorted(found, key=lambda one: -one.freed_bytes)

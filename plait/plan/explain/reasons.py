@@ -228,8 +228,10 @@ def part_names(pp: int) -> Mapping[str, str]:
 def describe_parts(parts: Mapping[str, float], seconds: float, pp: int) -> str:
     """Return a sentence on the largest parts of a step. seconds: of the step. pp: pipeline ranks."""
     ordered, names = sorted(parts.items(), key=lambda part: -part[1]), part_names(pp)
-    told = [f"{value / seconds:.0%} {names[name]}" for name, value in ordered[:4] if value > SHOWN * seconds]
-    return f"A step is {', '.join(told)}."
+    shown = [(value, names[name]) for name, value in ordered[:4] if value > SHOWN * seconds]
+    other = seconds - sum(value for value, _ in shown)
+    shown += [(other, "other")] if other >= SHOWN * seconds else []
+    return f"A step is {', '.join(f'{value / seconds:.0%} {words}' for value, words in shown)}."
 
 
 def largest_loss(best: Mapping[str, float], other: Mapping[str, float]) -> tuple[str, float]:
@@ -250,7 +252,7 @@ def runner_up(candidates: Sequence[Candidate]) -> list[str]:
     more = second.seconds - best.seconds
     share = f"{more / best.seconds:.{1 if more > 0.001 * best.seconds else 2}%}"
     longer = f"{in_seconds(more)} ({share}) longer: {in_seconds(seconds)} more for {part}"
-    longer += f", {in_seconds(seconds - more)} less for the rest" if seconds > 1.1 * more else ""
+    longer += f", {in_seconds(seconds - more)} less for everything else" if seconds > 1.1 * more else ""
     differs = seconds > ALIKE * best.seconds
     has = changed_settings(*(settings(one.point, one.schedule) for one in (best, second)))
     return [f"The runner-up, strategy 2, has {has}. Its step takes {longer if differs else 'as long'}."]

@@ -106,9 +106,9 @@ def test_what_most_of_a_step_is_comes_first_and_little_of_it_not_at_all() -> Non
     parts = {"tp": 1.5, "compute": 6.0, "idle": 0.05, "pp": 0.051, "dp": 2.0, "optimizer": 0.449}
     assert reasons.describe_parts(parts, 10.0, 1) == (
         "A step is 60% computation, 20% exposed data-parallel communication, 15% exposed tensor-parallel "
-        "communication, 4% the optimizer."
+        "communication, 4% the optimizer, 1% other."
     )
-    assert reasons.describe_parts({"compute": 9.9, "idle": 0.05}, 10.0, 2) == "A step is 99% computation."
+    assert reasons.describe_parts({"compute": 9.9, "idle": 0.05}, 10.0, 2) == "A step is 99% computation, 1% other."
     for pp, waits in ((1, "1% waiting for the slowest rank"), (2, "1% waiting for other ranks")):
         assert waits in reasons.describe_parts({"compute": 9.95, "idle": 0.051}, 10.0, pp)
 
