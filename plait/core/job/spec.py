@@ -291,7 +291,13 @@ class Job(Section):
         if self.data.vocab_multiple > 1 and ("vocab" in given or config is not None):
             raise JobError("the model sets the size of its vocabulary", key="data.vocab_multiple",
                            changes=[{"data.vocab_multiple": 1}])  # fmt: skip
-        spec = ModelSpec.from_dict(base | given)
+        try:
+            spec = ModelSpec.from_dict(base | given)
+        except JobError as error:
+            if preset is None or (error.key or "").removeprefix("model.") in given:
+                raise
+            problem = f"{error.problem} ({', '.join(given)} of [model] override the preset)"
+            raise JobError(problem, key=error.key, fix=error.fix, changes=error.changes) from None
         if spec.vocab < vocab:
             fix = f"Use at least {vocab}, or leave it out"
             if config is not None or self.train.init_from:  # the loaded embedding has that many rows

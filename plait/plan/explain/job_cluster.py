@@ -19,7 +19,7 @@ from plait.core.cluster.plausible import check_units, device_models, unit_remark
 from plait.core.cluster.profile import Profile
 from plait.core.job.spec import Job
 from plait.plan.calibrate.profiled import cluster_from_profile, with_profile
-from plait.plan.search.fits import gpus, room
+from plait.plan.search.fits import check_device, gpus, room
 
 
 def find_cluster(job: Job) -> Cluster:
@@ -116,6 +116,7 @@ def this_machine(job: Job) -> Cluster:
     """Return this machine as a cluster. Raises JobError if the job uses its GPUs, whose speed only
     a description or a profile tells."""
     found = gpus() if job.run.device != "cpu" else []
+    check_device(job.run.device, 1, fix='Name the cluster that has them with cluster.preset=NAME, or use "cpu"')
     if found or job.run.device in ("cuda", "shared"):
         raise JobError(
             "is a machine whose GPUs are not described", key="cluster.preset",

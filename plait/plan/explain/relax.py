@@ -106,7 +106,15 @@ class InfeasibilityDiagnosis:
             shown = words if len(words) <= SHOWN else [*words[: SHOWN - 2], "...", words[-1]]
             name = needed[0].constraint.quantity if needed[0].constraint else "it"
             told += f": {name} can be {', '.join(filter(None, shown))}"
-        return JobError(told, key=needed[0].key, fix=fix)
+        return JobError(told, key=needed[0].key, fix=fix + self._other_ranks())
+
+    def _other_ranks(self) -> str:
+        """Return a phrase on a number of ranks that the job's degrees divide, if they do not divide
+        its own; empty if that would not do."""
+        product = math.prod(self.request.fixed.get(name, [1])[0] for name in ("pp", "dp", "cp", "tp"))
+        ranks = -(-self.request.ranks // product) * product
+        other = replace(self.request, ranks=ranks)
+        return f"; or cluster.ranks={ranks}" if ranks != self.request.ranks and self.is_feasible(other) else ""
 
     def within(self, needs: Needs) -> NDArray[np.bool_]:
         """Return True for each strategy that fits into the limit, and into any lower limit that the

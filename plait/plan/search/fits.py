@@ -86,15 +86,15 @@ def gpus() -> list[int]:
         return []
 
 
-def check_device(device: str, ranks: int, devices: Path = Path("/dev")) -> None:
+def check_device(device: str, ranks: int, devices: Path = Path("/dev"), *, fix: str = 'Use "cpu" or "auto"') -> None:
     """Raise JobError if ``ranks`` ranks on this machine need GPUs (``run.device``) that it lacks.
-    devices: the folder of device files. If nvidia-smi lists no GPUs although there are some, the
-    ranks check."""
+    devices: the folder of device files. fix: advice where there is no GPU. If nvidia-smi lists no
+    GPUs although there are some, the ranks check."""
     if device not in ("cuda", "shared"):
         return
     found = len(gpus())
     if not found and not any(next(devices.glob(name), None) for name in ("nvidia[0-9]*", "kfd", "dxg")):
-        raise JobError(f"{device}, but this machine has no GPU", key="run.device", fix='Use "cpu" or "auto"')
+        raise JobError(f"{device}, but this machine has no GPU", key="run.device", fix=fix)
     if device == "cuda" and 0 < found < ranks:
         problem = f"cuda, but this machine has {found} GPU{'s' * (found > 1)} for {ranks} ranks"
         raise JobError(problem, key="run.device", fix='Use fewer ranks, "shared" or "cpu"')
