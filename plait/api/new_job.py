@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -192,8 +193,8 @@ Line = str | tuple[str, Any]
 OWN_STRATEGY = """
 ## Without [strategy] the planner chooses all of it. To choose yourself:
 #[strategy]
-#tp = 8
-#dp = 1
+#tp = {tp}
+#dp = {dp}
 #pp = 1
 #shard = "zero1"
 """
@@ -207,10 +208,11 @@ def job_text(new: NewJob, folder: Path) -> str:
     command = f"plait train FILE{'' if new.target == HERE else ' --on ' + new.target}"
     text = f"# {new.name} on {new.count} x {new.kind}. plait plan FILE plans it; {command} trains it.\n"
     text += "# plait job KEY explains a key. Lines that begin with # and a key show what else may be said.\n"
+    tp = gcd(8, new.count, new.spec.num_kv_heads)
     for name, keys in _sections(new, folder).items():
         lines = [one if isinstance(one, str) else f"{one[0]} = {show(one[1])}" for one in keys]
         text += "\n".join(["", f"[{name}]", *lines, ""])
-        text += OWN_STRATEGY if name == "train" else ""
+        text += OWN_STRATEGY.format(tp=tp, dp=new.count // tp) if name == "train" else ""
     return with_comments(text)
 
 

@@ -56,6 +56,8 @@ def test_options_make_a_valid_job(
     assert job.leaves_ranks_open and job.cluster.ranks == ranks
     values = job.to_dict()
     assert {key: values[key.split(".")[0]][key.split(".")[1]] for key in keys} == keys
+    file.write_text(re.sub(r"^#(\[strategy]|(?:tp|dp|pp|shard) =)", r"\1", text, flags=re.MULTILINE))
+    assert Job.read(file).world_size == ranks  # with the strategy that is shown as an example
     assert with_comments(text) == text  # each key has its meaning above it, once
 
 
