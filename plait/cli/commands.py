@@ -151,9 +151,11 @@ def _unknown_option(command: Any, ctx: Any, option: str, words: list[str]) -> Ex
         value = _value_of(option, words)
         fix = " or ".join(f"{one}={value}" for one in names)
         return JobError("is a setting, no option", key=key, fix=f"Write {fix}")
-    options = [word for one in command.params for word in one.opts if one.param_type_name == "option"]
-    near = nearest(option.lstrip("-"), [word.lstrip("-") for word in options]).replace("'", "'--", 1)
-    return JobError(f"is no option{near}", key=key, fix=f"{ctx.command_path} --help lists them")
+    options = [word.lstrip("-") for one in command.params for word in one.opts if one.param_type_name == "option"]
+    near = nearest(option.lstrip("-"), options).replace("'", "'--", 1)
+    usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
+    fix = f"{ctx.command_path} --help lists them. Files stand as they are: {usage}"
+    return JobError(f"is no option{near}", key=key, fix=fix)
 
 
 def _settings_named(command: Any, name: str) -> list[str]:

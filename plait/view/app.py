@@ -171,7 +171,7 @@ def make_server(app: Dash, host: str, port: int) -> BaseWSGIServer:
     except (OSError, ValueError) as error:
         problem = f"cannot listen at {host}, port {port}: {reason_of(error)}"
         raise JobError(
-            problem, fix="Choose another --port (0: any that is free), or an address of this machine as --host"
+            problem, fix="Choose another --port (0: any free one), or a --host that this machine has"
         ) from None
     with probe:
         return bind(host, probe.getsockname()[1], app.server, threaded=True, request_handler=Quiet, fd=probe.fileno())

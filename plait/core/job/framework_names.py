@@ -123,6 +123,7 @@ PEERS: Mapping[str, Names] = {
     "train.log_every": Names("log-interval", "log_freq", "steps_per_print", "logging_steps"),
     "train.init_from": Names("pretrained-checkpoint", "initial_load_path", transformers="model_name_or_path"),
     "run.folder": Names("save", "dump_folder", transformers="output_dir"),
+    "cluster.ranks": Names(deepspeed="num_gpus", other_frameworks="nproc_per_node world_size gpus"),
     "strategy.tp": Names(
         "tensor-model-parallel-size", "tensor_parallel_degree", "autotp_size",
         other_frameworks="tensor_parallel_size tp_size"
@@ -191,7 +192,7 @@ _PLAIN = {
     name.replace("-", "_"): key for key, row in PEERS.items() for names in row[:-1] for name in names.split()
 }  # fmt: skip
 """Key of a job, by another framework's name with ``_`` throughout."""
-_OPEN = ("recipe",)
+_OPEN = ("recipe", "slurm", "kubernetes")
 """Sections whose keys have other frameworks' names on purpose."""
 
 

@@ -81,7 +81,8 @@ class Source:
             else:
                 data = _from_pipe(path) if kind_of(path) == "pipe" else contents_within(path, LARGEST)
         except (OSError, ValueError) as error:
-            raise JobError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=where) from None
+            problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise JobError(problem, file=where, fix="Name a text file that is there and may be read") from None
         if len(data) > LARGEST:
             raise JobError(f"more than {LARGEST >> 20} MiB", file=where)
         try:

@@ -69,7 +69,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         return parse_toml(text)
     except UnicodeDecodeError as error:
         problem = f"byte {error.start} is not UTF-8, so this is no TOML file"
-        raise JobError(problem, file=str(path), fix="Write it anew as UTF-8") from None
+        fix = "Name a text file (TOML), such as a job" if b"\0" in data else "Write it anew as UTF-8"
+        raise JobError(problem, file=str(path), fix=fix) from None
     except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits
         problem = "nested too deeply" if isinstance(error, RecursionError) else f"not valid TOML: {error}"
         raise JobError(problem, file=str(path), key=_key_at(text, str(error)), fix=_cure(problem)) from None
