@@ -60,11 +60,13 @@ def test_cores_that_cannot_share_the_batch_are_left_out(sections: dict[str, Any]
          r"It would fit with strategy\.shard=fsdp strategy\.recompute=full strategy\.tp=2 cluster\.ranks=8\."),
         (job(HUGE, strategy={"tp": 2}, cluster=ON), InfeasiblePlan,
          r"None of the usual changes is enough, nor are 64 times as many ranks: use a smaller model"),
+        (job(LARGE, strategy={"dp": 4}), InfeasiblePlan,
+         r"The plan is for this machine: cluster\.preset=NAME plans for another cluster .* It would fit with"),
     ],
 )  # fmt: skip
 def test_a_strategy_that_cannot_be_is_refused(one: Job, error: type[PlaitError], says: str) -> None:
     with pytest.raises(error, match=says):
-        Planner(one, A100, 256).evaluate()
+        Planner(one, A100.model_copy(update={"name": "here"} if one.cluster.preset == "here" else {}), 256).evaluate()
 
 
 def test_a_strategy_that_fits_is_told_with_its_reasons() -> None:

@@ -40,11 +40,11 @@ the smallest change is reported."""
 
 
 class Move(NamedTuple):
-    """A change of one setting. kind: the kind of memory that it reduces; also: further kinds."""
+    """A change of one setting. kind: the kinds of memory that it reduces, as in ``parameters,
+    gradients``."""
 
     kind: str
     change: Change
-    also: tuple[str, ...] = ()
 
 
 def moves(job: Job, layers: int = 1, shards: Sequence[int] = ()) -> Iterator[Move]:
@@ -61,12 +61,12 @@ def moves(job: Job, layers: int = 1, shards: Sequence[int] = ()) -> Iterator[Mov
             factors = {one: max(point[one], ranks) if one in names[at:] else point[one] for one in names}
             if ranks > point[name] and all(size % ranks == 0 for size in list(factors.values())[at:]):
                 copies = {"secondary": point["secondary"]} if point["secondary"] else {}
-                also = tuple(SHARDED[one] for one in names[at + 1 :] if factors[one] > point[one])
-                yield Move(SHARDED[name], {"strategy.shard": factors | copies}, also)
+                kind = ", ".join(SHARDED[one] for one in names if factors[one] > point[one])
+                yield Move(kind, {"strategy.shard": factors | copies})
     if not shards and _replicas(job) > 1:
         yield Move("optimizer", {"strategy.shard": "zero1"})
-        also = tuple(SHARDED[one] for one in names[1:] if point[one] < _replicas(job))
-        yield Move("parameters", {"strategy.shard": "fsdp"}, also)
+        kind = ", ".join(SHARDED[one] for one in names if point[one] < _replicas(job))
+        yield Move(kind, {"strategy.shard": "fsdp"})
     if section.recompute == "none":
         yield Move("activations", {"strategy.recompute": "selective"})
     again = 0 if point["recompute"] != FULL else layers if point["recompute_layers"] < 0 else point["recompute_layers"]
@@ -216,11 +216,6 @@ class MemorySaving:
     longer: float
 
     @property
-    def kinds(self) -> str:
-        """The kinds of memory that the change reduces, in words."""
-        return ", ".join([self.move.kind, *self.move.also])
-
-    @property
     def cells(self) -> tuple[str, ...]:
         """Texts of a table's row: what is held, bytes freed, change of the step's time, and the
         change."""
@@ -229,19 +224,19 @@ class MemorySaving:
             f"{size / (1 << 30):.{int(size < 10 << 30)}f} GiB" if size >= 1 << 30 else in_bytes(size)
             for size in (self.held, self.freed_bytes)
         )
-        return f"{self.kinds} {held}", freed, longer, quoted(self.move.change)
+        return f"{self.move.kind} {held}", freed, longer, quoted(self.move.change)
 
     def describe(self) -> str:
         """Return the change, the bytes it frees and its cost as a phrase."""
         cost = f"a step takes {abs(self.longer):.1%} {'longer' if self.longer > 0 else 'less'}"
         cost = cost if abs(self.longer) >= SAME else "a step takes about as long"
         what = f"{in_words(self.move.change)} would free {in_bytes(self.freed_bytes)}"
-        return f"{self.kinds} {in_bytes(self.held)}: {what} ({cost})"
+        return f"{self.move.kind} {in_bytes(self.held)}: {what} ({cost})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         return {
-            "kind": self.kinds, "bytes": self.held, "change": in_words(self.move.change), "frees": self.freed_bytes,
+            "kind": self.move.kind, "bytes": self.held, "change": in_words(self.move.change), "frees": self.freed_bytes,
             "longer": self.longer,
         }  # fmt: skip
 
@@ -255,18 +250,19 @@ def cheapest(
     tried: Sequence[Move], kinds: Mapping[str, int], held: NDArray[np.float64], seconds: NDArray[np.float64],
     device: float,
 ) -> list[MemorySaving]:  # fmt: skip
-    """Return for each kind of memory the change with the lowest cost per freed byte, sorted by
-    freed bytes, largest first.
+    """Return for each kind of memory, the first of a change's, the change with the lowest cost per
+    freed byte, sorted by freed bytes, largest first.
 
     kinds: the strategy's bytes by kind. held, seconds: bytes on the fullest device and seconds of a
     step, for the strategy and then for each change. device: bytes of a device's memory.
     """
     less, longer, found = held[0] - held[1:], seconds[1:] / seconds[0] - 1, list[MemorySaving]()
-    for kind in dict.fromkeys(one.kind for one in tried):
-        which = [at for at, one in enumerate(tried) if one.kind == kind and less[at] >= LEAST * device]
+    first = [one.kind.partition(",")[0] for one in tried]
+    for kind in dict.fromkeys(first):
+        which = [at for at, one in enumerate(first) if one == kind and less[at] >= LEAST * device]
         price = {at: max(longer[at], SAME) / less[at] for at in which}
         if cheap := [at for at, each in price.items() if each <= NEAR * min(price.values())]:
             at = min(cheap, key=lambda at: less[at])
-            bytes_held = sum(kinds[one] for one in (kind, *tried[at].also))
+            bytes_held = sum(kinds[one] for one in tried[at].kind.split(", "))
             found.append(MemorySaving(tried[at], bytes_held, int(less[at]), float(longer[at])))
     return sorted(found, key=lambda one: -one.freed_bytes)
