@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from plait.core.base.errors import JobError
+from plait.core.job.tables import settings_named
 
 MOST_TRIED = 40
 """Most changes that are tried, a few milliseconds each."""
@@ -36,7 +37,9 @@ def with_valid_changes(
 ) -> JobError:
     """Return the error with only those of its changes that make the job valid; if there are none,
     those after which its own key is valid. values: plain values of the job. refusal: returns the
-    error in changed values, or None."""
+    error in changed values, or None. An unknown key that another table has gets its full name."""
+    if error.problem == "unknown key" and (names := settings_named(str(error.key).rpartition(".")[2])):
+        return JobError(error.problem, file=error.file, key=error.key, fix=f"Write {' or '.join(names)}")
     if not error.changes:
         return error
     right, elsewhere = list[Mapping[str, Any]](), list[Mapping[str, Any]]()

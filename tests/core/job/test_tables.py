@@ -20,6 +20,7 @@ TYPED = {
     "model=llama3-8b": 'model: "llama3-8b" is not a table. Write model.preset=llama3-8b.',
     "train=3": "train: 3 is not a table. Write train.KEY=VALUE; plait job train lists its keys.",
     "strategy=tp2": 'strategy: "tp2" is not a table. Write strategy=auto to have all of it searched, or its keys',
+    "train.tp=2": "train.tp: unknown key. Write strategy.tp.",
     "lr=3": "lr: is called train.learning_rate here.",
     "optimizer.lr=3": "optimizer.lr: is called train.learning_rate here. Write train.learning_rate.",
 }
