@@ -137,7 +137,8 @@ class Replayed(Shown):
         arrivals = int((jobs.submit >= 0).sum())
         title = (
             f"{counted(arrivals, 'arrival')} in {jobs.window / HOUR:.0f} h, {counted(len(jobs) - arrivals, 'job')} "
-            f"running before; all ask for {jobs.offered:.0%} of the GPUs"
+            f"running before; all ask for {jobs.offered:.0%} of the GPUs "
+            f"of {counted(self.replay.cluster.nodes, 'node')}"
         )
         if not planned:
             yield self._without_planned(title)

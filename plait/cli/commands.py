@@ -83,14 +83,17 @@ class Command(TyperCommand):
         _write_examples(formatter, _examples(self))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments. Raises JobError for an unknown option, with what to write."""
+        """Parse arguments. Raises JobError for wrong ones; for an unknown option, with what to write."""
+        from plait.core.base.errors import JobError
+
         words = list(args)
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter.__base__ as error:  # type: ignore[misc]
             if hasattr(error, "possibilities"):
                 raise _unknown_option(self, ctx, error.option_name, words) from None
-            raise
+            said, _, _ = error.format_message().partition(", unable to parse")
+            raise JobError(said, key=ctx.command_path, fix=f"{ctx.command_path} --help says more") from None
 
 
 class Group(TyperGroup):

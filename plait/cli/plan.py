@@ -150,7 +150,7 @@ def _check_options(question: PlanRequest, shown: PlanOutput) -> None:
         from plait.core.base.files import check_target
 
         check_format(shown.draw, (*FORMATS, "html"))
-        _check_folder(shown.draw, "--draw")
+        check_folder(shown.draw, "--draw")
         check_target(shown.draw, fix="Choose another with --draw")
 
 
@@ -237,7 +237,7 @@ def _print_settings(asked: Planning, found: PlanAnswer, framework: str) -> None:
     terminal.say(emitted.text.rstrip("\n"))
 
 
-def _check_folder(file: Path, option: str) -> None:
+def check_folder(file: Path, option: str) -> None:
     """Raise JobError for a file whose folder does not exist."""
     if not file.parent.is_dir():
         fix = f"Make it first: mkdir -p {file.parent}"
@@ -260,7 +260,7 @@ def _target(planning: Planning, job: Path, out: Path | None, *, what_if: bool) -
     if target.suffix != ".json":
         fix = "Choose a name that ends in .json, by which plait train knows a plan"
         raise JobError(f"{target} would not be taken as a plan", key="--out", fix=fix)
-    _check_folder(target, "--out")
+    check_folder(target, "--out")
     check_target(target, fix="Choose another with --out")
     if _hash_in(target) is None:
         raise JobError(f"{target} is no plan, and a plan would replace it", key="--out", fix="Choose another name")

@@ -179,6 +179,7 @@ def _serve(runs: list[Path], host: str, port: int) -> None:
 
 def _save(runs: list[Path], out: Path) -> None:
     """Write the page of a run as one file."""
+    from plait.cli.plan import check_folder
     from plait.core.base.errors import JobError
     from plait.view.report import report_run
 
@@ -186,6 +187,7 @@ def _save(runs: list[Path], out: Path) -> None:
         raise JobError(f"{len(runs)} runs do not fit on one saved page", key="--save", fix="Name one run")
     if out.suffix not in (".html", ".htm"):
         raise JobError(f"'{out.name}' is no name for a page", key="--save", fix="Name it NAME.html")
+    check_folder(out, "--save")
     size, over = report_run(runs[0], out)
     terminal.passed_over(over)
     terminal.say(f"{out}: {size / 2**20:.1f} MiB")

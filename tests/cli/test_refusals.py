@@ -309,6 +309,8 @@ REFUSED = {f"train job.toml {words}": says for words, says in TRAIN.items()} | {
     "topology generate minipods=3 nodes=6 busy=1.5": "busy: 1.5",
     "runs gone": "gone",
     "runs --on slurm": "'slurm' has no list of runs",
+    "view taken --save none/p.html": "--save: there is no folder none. Make it first",
+    "view taken --port x": "plait view: Invalid value for '--port': Input should be a valid integer. plait view",
     "stop x": "x",
     "stop taken --wait -1": "--wait: -1.0 is not allowed",
     "logs x": "x",
