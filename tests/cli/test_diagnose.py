@@ -137,7 +137,7 @@ def test_traces_go_out_and_come_in(tmp_path: Path) -> None:
             run_cli("trace", "export", run, *words, "-o", out)
     with pytest.raises(JobError, match="is no format for traces"):
         run_cli("trace", "export", run, "-o", tmp_path / "t.txt")
-    with pytest.raises(DataError, match="none of 1 files could be used"):
+    with pytest.raises(DataError, match="of 1 file, none could be used"):
         run_cli("trace", "import", as_json, "--out", tmp_path / "again")
 
 
@@ -224,7 +224,7 @@ def test_a_folder_that_holds_no_recordings_is_refused(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_text("nothing")
     with pytest.raises(DataError, match="holds no timeline"):
         run_cli("diagnose", tmp_path)
-    with pytest.raises(DataError, match="none of 1 files could be used"):
+    with pytest.raises(DataError, match="of 1 file, none could be used"):
         run_cli("diagnose", tmp_path / "readme.txt")
 
 

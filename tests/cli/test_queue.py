@@ -68,7 +68,10 @@ def test_a_trace_as_it_is_without_a_planned_job(jobs: Path) -> None:
     assert found["planned"] == [] and found["running_at_start"] == 0
     assert found["oversize"] and found["arrivals"] + len(found["oversize"]) == 900
     said = queue("replay", jobs, "nodes=4", "policy=fifo").stdout
-    assert f"Left out, since the cluster has fewer GPUs: {len(found['oversize'])} jobs (" in said
+    assert (
+        "% of the GPUs of 4 nodes\n" in said
+        and f"Left out, since the cluster has fewer GPUs: {len(found['oversize'])} jobs (" in said
+    )
 
 
 def test_a_model_is_fitted_and_asked(jobs: Path, tmp_path: Path) -> None:

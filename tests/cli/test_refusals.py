@@ -219,6 +219,8 @@ REFUSED = {f"train job.toml {words}": says for words, says in TRAIN.items()} | {
     "diagnose empty": "empty holds no timeline .. Name a run's folder",
     "diagnose empty --hang": "empty has no rings .. Name a run's folder",
     "diagnose empty --hang --timeline": "--hang: conflicts with --timeline",
+    "diagnose taken other": "Name one run (RUN --against OTHER compares two)",
+    "diagnose p.png": "of 1 file, none could be used",
     "check --on slurm": "with: salloc --nodes=2, and give this command again",
     "reserve placed.plan.json --name a --duration 9": "placed.plan.json: not a rank table .. Name a rank_table.json",
     "reserve gone.json --name a --duration 9": "gone.json: No such file .. Name a rank_table.json",

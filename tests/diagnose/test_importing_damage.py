@@ -67,7 +67,7 @@ def test_what_cannot_be_of_a_whole_file_costs_it_and_no_other(tmp_path: Path, co
     assert said[0].startswith(f"{tmp_path / 'trace1.json'} was skipped: ")
     assert len(said[0]) < 400
     said[0].encode()
-    with pytest.raises(DataError, match="none of 1 files could be used"):
+    with pytest.raises(DataError, match="of 1 file, none could be used"):
         import_traces([tmp_path / "trace1.json"], tmp_path / "none")
 
 

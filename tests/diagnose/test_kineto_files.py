@@ -78,7 +78,7 @@ def test_why_nothing_could_be_used_is_said(tmp_path: Path, content: str, why: st
     (tmp_path / "trace.json").write_text(content)
     files = recordings_in([tmp_path])
     assert len(files) == 1
-    with pytest.raises(DataError, match=f"none of 1 files could be used .*{why}"):
+    with pytest.raises(DataError, match=f"of 1 file, none could be used .*{why}"):
         import_traces(files, tmp_path / "run")
 
 

@@ -86,8 +86,8 @@ def import_traces(files: Sequence[Path], out: Path, warn: Callable[[str], None] 
     read = _by_rank(every, found, warn)
     if not read:
         why = f" ({next(iter(unread))}: {next(iter(unread.values())).why})" if unread else ""
-        fix = "Name a run's folder, or recordings of PyTorch's profiler or flight recorder"
-        raise DataError(f"none of {counted(len(files), 'file')} could be used{why}. {fix}.")
+        fix = "Name one run (RUN --against OTHER compares two), or recordings of PyTorch"
+        raise DataError(f"of {counted(len(files), 'file')}, none could be used{why}. {fix}.")
     dumps = {rank: one.dump for rank, one in read.items() if one.dump}
     evidence = None
     if dumps:

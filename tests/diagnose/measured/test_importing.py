@@ -97,7 +97,7 @@ def test_whatever_else_is_told_and_skipped_and_never_unpickled(tmp_path: Path) -
     assert import_traces(files, tmp_path / "run", said.append).ranks == 1
     assert len(said) == len(bad) + 1
     assert any("pickled_rank_3 was skipped: it holds a class, function or call" in line for line in said)
-    with pytest.raises(DataError, match="none of 1 files could be used"):
+    with pytest.raises(DataError, match="of 1 file, none could be used"):
         import_traces([tmp_path / "list.json"], tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
