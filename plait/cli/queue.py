@@ -129,7 +129,7 @@ def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder of plait queue fit.")],
     trace: TraceFile,
     settings: TraceSettings,
-    last: Annotated[int, typer.Option(metavar="N", help="Of how many jobs, the last ones.")] = 20,
+    last: Annotated[int, typer.Option(metavar="N", min=1, help="Of how many jobs, the last ones.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Predict how long the last jobs of a trace run.
@@ -142,7 +142,6 @@ def predict(
     """
     from plait.api.durations import predict_durations
 
-    _positive("--last", last)
     found = predict_durations(model, trace, form=settings.format, columns=settings.columns or None, last=last)
     progress("")
     if not as_json:
@@ -186,13 +185,3 @@ def admit(
 
     asked = read_settings(AdmitSettings, settings or [], file, paths=("model", "trace"))
     admit_jobs(asked, once=once, dry=dry, report=report)
-
-
-# ---- checks of options ----
-
-
-def _positive(option: str, value: float | None) -> None:
-    from plait.core.base.errors import JobError
-
-    if value is not None and not 0 < value < float("inf"):
-        raise JobError(f"{value:g} is not allowed", key=option, fix="Allowed: more than 0")

@@ -82,7 +82,7 @@ def logs(
     folder: Runs = Path("runs"),
     rank: Annotated[list[int] | None, typer.Option(metavar="N", help="Of this rank alone. Repeatable.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
-    last: Annotated[int, typer.Option(metavar="N", help="So many lines of each rank at most; 0: all.")] = 0,
+    last: Annotated[int, typer.Option(metavar="N", min=0, help="So many lines of each rank at most; 0: all.")] = 0,
     on: On = "local",
 ) -> None:
     """Print what a run's ranks have printed.
@@ -98,8 +98,6 @@ def logs(
     from plait.api.runs import find_run, namespace
     from plait.core.base.errors import JobError
 
-    if last < 0:
-        raise JobError(f"{last} is not allowed", key="--last", fix="Use 0 or more")
     cluster = namespace(on)
     if cluster and (rank or last):
         raise JobError("is for logs in a run's folder; in a cluster it is what pod 0 prints",

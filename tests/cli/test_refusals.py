@@ -316,7 +316,7 @@ REFUSED = {f"train job.toml {words}": says for words, says in TRAIN.items()} | {
     "stop x": "x",
     "stop taken --wait -1": "--wait: -1.0 is not allowed",
     "logs x": "x",
-    "logs taken --last -3": "--last: -3",
+    "logs taken --last -3": "'--last': Input should be greater than or equal to 0.",
     "check --nodes 2": "--nodes: 2 is not allowed with --on local",
     "job train.stpes": "did you mean 'train.steps'",
 }

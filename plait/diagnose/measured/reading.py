@@ -123,7 +123,7 @@ def _nothing(folder: Path, plan: Plan | None, notes: Sequence[str]) -> str:
     known."""
     if notes or plan is None or plan.settings is None:
         why = f" ({notes[0]})" if notes else ""
-        return f"{folder} holds no timeline that can be read{why}. Name a run's folder: plait runs lists them"
+        return f"{folder} holds no timeline that can be read{why}. Name a run's folder: plait runs lists them."
     if plan.settings.run.timeline_steps == 0:
         return f"{folder} holds no timeline: run.timeline_steps is 0; train with a value above 0"
     return f"{folder} holds no timeline: no step of it was recorded, or not yet"
