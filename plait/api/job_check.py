@@ -285,10 +285,11 @@ def check_ranks(plan: Plan, place: LaunchTarget, on: str) -> str:
     it."""
     from plait.core.base.errors import JobError
     from plait.core.base.lab_hosts import name
+    from plait.core.base.text import counted
 
     world = plan.layout.world_size
     if not place.can_run(world):
-        problem = f"{on} has {place.world_size} ranks, the job needs {world}"
+        problem = f"{on} has {counted(place.world_size or 0, 'rank')}, the job needs {world}"
         raise JobError(problem, key="--on", fix="Change one of the two, or strategy.tp, dp, pp")
     if not (place.lab and place.world_size and world < place.world_size):
         return ""

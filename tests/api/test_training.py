@@ -124,7 +124,7 @@ def test_a_lab_has_as_many_ranks_as_it_has_and_names_its_spares(job: Path) -> No
     plan: Plan = prepare(job, (), HERE).plan
     assert check_ranks(plan, place_of("lab:2x1@1gbit"), "lab:2x1@1gbit") == ""
     assert "host2, host3" in check_ranks(plan, place_of("lab:4x1@1gbit"), "lab:4x1@1gbit")
-    with pytest.raises(JobError, match="has 1 ranks, the job needs 2"):
+    with pytest.raises(JobError, match="has 1 rank, the job needs 2"):
         check_ranks(plan, place_of("lab:1x1@1gbit"), "lab:1x1@1gbit")
 
 
