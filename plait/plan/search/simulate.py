@@ -127,7 +127,7 @@ distances are shown."""
 def shown_pp_ranks(count: int) -> list[int]:
     """Return the pp ranks that a picture shows.
 
-    >>> shown_pp_ranks(3), shown_places(15)
+    >>> shown_pp_ranks(3), shown_pp_ranks(15)
     ([0, 1, 2], [0, 2, 4, 6, 8, 10, 12, 14])
     """
     if count <= MOST_PLACES:
