@@ -62,7 +62,7 @@ def pin_near_device(address: str, devices: Path = PCI) -> set[int]:
 
 
 def _numbers(text: str) -> set[int]:
-    """Return the numbers in a list in Linux's format, such as ``0-3,8``.
+    r"""Return the numbers in a list in Linux's format, such as ``0-3,8``.
 
     >>> sorted(_numbers("0-2,8\n"))
     [0, 1, 2, 8]
