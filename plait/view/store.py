@@ -47,7 +47,7 @@ takes."""
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
-    """What is known of a run at a moment. generation: grows with every change. glance: the run's
+    """Snapshot of a run at a moment. generation: grows with every change. glance: the run's
     totals; None without any. run: its folder as read; None until then. has_spans: True if all spans
     are read. report: the diagnosis; None until then. hang: the verdict on a hang. errors: last
     error messages, by rank. grid: coordinates of ranks. problem: for people, why there is no

@@ -119,7 +119,7 @@ class PlanPrices(Prices):
 
 CELLS = 1_000
 """Number of time cells in a picture; each shows the kind of op that takes most of it."""
-MOST_PLACES = 8
+MOST_PP_RANKS = 8
 """Largest number of pp ranks in a picture; of more, the first, the last and others at equal
 distances are shown."""
 
@@ -130,9 +130,9 @@ def shown_pp_ranks(count: int) -> list[int]:
     >>> shown_pp_ranks(3), shown_pp_ranks(15)
     ([0, 1, 2], [0, 2, 4, 6, 8, 10, 12, 14])
     """
-    if count <= MOST_PLACES:
+    if count <= MOST_PP_RANKS:
         return list(range(count))
-    return sorted({round(at * (count - 1) / (MOST_PLACES - 1)) for at in range(MOST_PLACES)})
+    return sorted({round(at * (count - 1) / (MOST_PP_RANKS - 1)) for at in range(MOST_PP_RANKS)})
 
 
 def step_bars(simulated: Simulated) -> list[Bar]:
