@@ -211,7 +211,7 @@ def trained(
         for w in weights.values():
             w.grad = None
         loss = loss_of(step)
-        loss.backward()
+        (loss + getattr(reference, "auxiliary", 0.0)).backward()
         gradients = {name: w.grad.clone() for name, w in weights.items() if w.grad is not None}
         norm = torch.sqrt(sum((g.square().sum() for g in gradients.values()), torch.zeros(()))).item()
         if step == 0:

@@ -27,6 +27,8 @@ class Reference:
         self.weights = {
             p.name: initialise(spec, p, seed).to(dtype).requires_grad_() for p in pieces(spec, Strategy(), 0)
         }
+        self.auxiliary: Tensor | float = 0.0
+        """Balancing losses of the last forward, which count in gradients and not in the loss."""
 
     def perturb(self, seed: int = 1) -> None:
         """Make biases and norms differ from their trivial initial values."""
@@ -56,6 +58,7 @@ class Reference:
             here = positions[: x.shape[1]]
             return x * dropout.hidden(spec.dropout, layer, site, samples, here, like).transpose(0, 1)  # type: ignore[arg-type]
 
+        self.auxiliary = 0.0
         h = w["embedding.weight"][tokens]
         if spec.learned_positions:
             h = h + w["positions.weight"][positions - starts]
@@ -75,7 +78,11 @@ class Reference:
                 h = h + drop(attended + self._mlp(f"{at}.mlp", n), layer, "mlp")
                 continue
             h = h + drop(attended, layer, "attn")
-            h = h + drop(self._mlp(f"{at}.mlp", self._norm(f"{at}.mlp.norm", h)), layer, "mlp")
+            if f"{at}.moe.router.weight" in w:
+                second = self._experts(f"{at}.moe", self._norm(f"{at}.moe.norm", h))
+            else:
+                second = self._mlp(f"{at}.mlp", self._norm(f"{at}.mlp.norm", h))
+            h = h + drop(second, layer, "mlp")
         head = w["embedding.weight"] if spec.tied_embeddings else w["head.weight"]
         return self._norm("norm", h) @ head.T
 
@@ -147,6 +154,52 @@ class Reference:
         inner = self._linear(f"{at}.up", n)
         activated = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
         return self._linear(f"{at}.down", activated)
+
+
+    def _experts(self, at: str, n: Tensor) -> Tensor:
+        """Token by token. A full expert takes no further token of the same sequence."""
+        settings = self.spec.experts
+        assert settings is not None
+        batch, sequence, _ = n.shape
+        logits = n @ self.weights[f"{at}.router.weight"].T
+        scores = logits.softmax(-1) if settings.score_function == "softmax" else logits.sigmoid()
+        room = math.ceil(settings.capacity * settings.per_token * sequence / settings.count) or sequence
+        rows, counts = list[Tensor](), torch.zeros(batch, settings.count, dtype=n.dtype)
+        for b in range(batch):
+            taken = [0] * settings.count
+            for s in range(sequence):
+                chosen = self._chosen(scores[b, s].tolist())
+                weights = scores[b, s][chosen]
+                if settings.norm_topk_prob:
+                    weights = weights / weights.sum()
+                row = self._mlp(f"{at}.shared", n[b, s]) if settings.shared else torch.zeros_like(n[b, s])
+                for one, weight in zip(chosen, weights, strict=True):
+                    counts[b, one] += 1
+                    taken[one] += 1
+                    if taken[one] <= room:
+                        scaled = weight * settings.scaling_factor
+                        row = row + scaled * self._mlp(f"{at}.experts.{one}", n[b, s])
+                rows.append(row)
+        share = counts / counts.sum(-1, keepdim=True)
+        if settings.balance != "sequence":
+            share = share.mean(0, keepdim=True)
+        even = scores / scores.sum(-1, keepdim=True)
+        balance = settings.count * (share[:, None] * even).sum(-1).mean()
+        z = logits.exp().sum(-1).log().square().mean()
+        self.auxiliary = self.auxiliary + settings.balance_loss * balance + settings.z_loss * z
+        return torch.stack(rows).view(n.shape)
+
+    def _chosen(self, scores: list[float]) -> list[int]:
+        """The experts with the highest scores, of the best groups."""
+        settings = self.spec.experts
+        assert settings is not None
+        size = settings.count // settings.groups
+        groups = [list(range(first, first + size)) for first in range(0, settings.count, size)]
+        best = 1 if settings.score_function == "softmax" else 2
+        worth = [sum(sorted((scores[one] for one in group), reverse=True)[:best]) for group in groups]
+        order = sorted(range(len(groups)), key=lambda at: -worth[at])[: settings.groups_per_token or None]
+        open_to = sorted(one for at in order for one in groups[at])
+        return sorted(open_to, key=lambda one: -scores[one])[: settings.per_token]
 
 
 def mean_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from plait.core.base.codec.data import Count, Natural, NotNegative, check_limits
+from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, check_limits
 from plait.core.base.errors import JobError
 from plait.core.base.numbers import divisors
 
@@ -44,8 +44,31 @@ class Experts:
     """Interval of layers with experts, after the first ``first_dense``: layers whose number is a
     multiple of it."""
 
+    score_function: Literal["softmax", "sigmoid"] = "softmax"
+    """Function of the router's logits whose values are scores."""
+    norm_topk_prob: bool = True
+    """Divide the scores of a token's experts by their sum."""
+    scaling_factor: Positive = 1.0
+    """Factor of the scores of a token's experts, after that division."""
+    groups: Count = 1
+    """Groups of experts, of which a token's experts come from ``groups_per_token`` (DeepSeek-V3,
+    arXiv 2412.19437)."""
+    groups_per_token: Natural = 0
+    """Groups that the experts of a token come from. 0: all."""
+    balance: Literal["sequence", "micro-batch", "dp"] = "sequence"
+    """Tokens over which the balancing loss takes an expert's share: those of a sequence, of a
+    replica's micro-batch, or of all replicas' micro-batches."""
+    balance_loss: NotNegative = 0.0
+    """Coefficient of the balancing loss of a layer (Switch, arXiv 2101.03961). 0: none."""
+    z_loss: NotNegative = 0.0
+    """Coefficient of the squared log-sum of the router's exponentials (ST-MoE, arXiv
+    2202.08906)."""
+
     def __post_init__(self) -> None:
         check_limits(self, "model.experts")
+        if self.count % self.groups or self.groups_per_token > self.groups:
+            problem = f"{self.groups} groups of {self.count} experts, {self.groups_per_token} a token"
+            raise JobError(problem, key="model.experts.groups", changes=[{"model.experts.groups": None}])
         if self.per_token > self.count:
             problem = f"{self.per_token} experts a token are more than the {self.count} there are"
             raise JobError(problem, key="model.experts.per_token",

@@ -217,8 +217,15 @@ class ModelSpec:
             V=self.vocab, P=self.max_sequence, biased=int(self.has_bias), gated=int(self.gated),
             learned=int(self.learned_positions), tied=int(bool(self.tied_embeddings)), block=int(self.parallel_block),
             D=self.head_size, qk_norm=int(self.qk_norm), A=self.q_lora_rank, B=self.kv_lora_rank,
-            R=self.qk_rope_head_dim, latent=int(self.kv_lora_rank > 0),
+            R=self.qk_rope_head_dim, latent=int(self.kv_lora_rank > 0), **self._expert_letters,
         )  # fmt: skip
+
+    @property
+    def _expert_letters(self) -> dict[str, int]:
+        experts = self.experts
+        if experts is None:
+            return {}
+        return {"E": experts.count, "I": experts.ffn_hidden, "G": experts.shared_width}
 
     def parameters_of(self, *sites: Sublayer) -> int:
         """Return the number of parameters of one of each of these sublayers, norms included."""

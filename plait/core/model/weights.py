@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 Number: TypeAlias = Any
 """A number, or an array with one number for each model."""
-Sublayer = Literal["embed", "attn", "mlp", "down", "up", "head"]
-Cut = Literal["", "even", "kv", "words"]
-Letter = Literal["H", "2H", "Q", "2Q", "K", "F", "V", "P", "D", "A", "B", "B+R", "Q+R"]
+Sublayer = Literal["embed", "attn", "mlp", "moe", "experts", "down", "up", "head"]
+Cut = Literal["", "even", "expert", "kv", "words"]
+Letter = Literal["H", "2H", "Q", "2Q", "K", "F", "V", "P", "D", "A", "B", "B+R", "Q+R", "E", "G", "I"]
 Sums = Literal["never", "cut", "always"]
-Condition = Literal["", "biased", "gated", "learned", "untied", "own norm", "own bias", "qk_norm", "direct", "latent"]
+Condition = Literal["", "biased", "gated", "learned", "untied", "own norm", "own bias", "qk_norm", "direct", "latent", "shared"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Dimensions:
     0 or 1. biased: linear layers and norms have biases. gated: a gate stands next to the MLP's
     first weight. learned: positions are learned. tied: the head has the embedding's weight. block:
     attention and MLP share one norm. qk_norm: queries and keys are normalised head by head. latent:
-    attention is latent."""
+    attention is latent. E: routed experts. I: width of one; G: width of all shared experts together."""
 
     H: Number
     Q: Number
@@ -49,6 +49,9 @@ class Dimensions:
     B: Number = 0
     R: Number = 0
     latent: Number = 0
+    E: Number = 0
+    I: Number = 0  # noqa: E741
+    G: Number = 0
 
     def size(self, letter: Letter) -> Number:
         """Return the size of a dimension."""
@@ -73,6 +76,8 @@ class Dimensions:
                 return 1 - self.tied
             case "direct":
                 return 1 - self.latent
+            case "shared":
+                return int(self.G > 0)
             case "own norm":
                 return 1 - self.block
             case "own bias":  # in a parallel block both outputs are added at once: one bias serves both
@@ -85,7 +90,8 @@ class Weight(NamedTuple):
     """A logical tensor, before it is cut.
 
     sublayer: its sublayer. name: within ``layers.0.attn`` and the like. cut: division of dimension
-    ``dim`` by tensor parallelism. ``even``: over the ranks; ``kv``: over key/value heads, of which
+    ``dim`` by tensor parallelism. ``even``: over the ranks; ``expert``: over those
+    that cut an expert; ``kv``: over key/value heads, of which
     several ranks may hold the same; ``words``: over the ranks after padding; empty: whole on every
     rank. fused_into: the module's parameter that holds the tensor, together with others in the
     order of the rows; its own name if empty. grad_reduction: whether ranks of a tensor-parallel
@@ -142,6 +148,14 @@ WEIGHTS: tuple[Weight, ...] = (
     Weight("mlp", "up.bias", ("F",), "even", fused_into="column.bias", when="biased"),
     Weight("mlp", "down.weight", ("H", "F"), "even", dim=1, fused_into="row.weight"),
     Weight("mlp", "down.bias", ("H",), fused_into="row.bias", grad_reduction="cut", when="biased"),
+    Weight("moe", "norm.weight", ("H",), grad_reduction="cut"),
+    Weight("moe", "router.weight", ("E", "H"), grad_reduction="always"),
+    Weight("moe", "shared.gate.weight", ("G", "H"), "even", fused_into="column.weight", when="shared"),
+    Weight("moe", "shared.up.weight", ("G", "H"), "even", fused_into="column.weight", when="shared"),
+    Weight("moe", "shared.down.weight", ("H", "G"), "even", dim=1, fused_into="row.weight", when="shared"),
+    Weight("experts", "gate.weight", ("I", "H"), "expert", fused_into="column.weight"),
+    Weight("experts", "up.weight", ("I", "H"), "expert", fused_into="column.weight"),
+    Weight("experts", "down.weight", ("H", "I"), "expert", dim=1, fused_into="row.weight"),
     Weight("head", "norm.weight", ("H",), grad_reduction="cut"),
     Weight("head", "norm.bias", ("H",), grad_reduction="cut", when="biased"),
     Weight("head", "head.weight", ("V", "H"), "words", when="untied"),

@@ -7,6 +7,7 @@ the layout.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal, get_args
@@ -70,6 +71,67 @@ class Mesh:
         stride, size = strides[axis]
         start = rank - at // stride % size * stride
         return tuple(range(start, start + size * stride, stride))
+
+
+@dataclass(frozen=True)
+class ExpertMesh:
+    """The ranks of a mesh as their experts see them: neighbours share out the experts of a layer,
+    ``ep`` of them. whole: tensor-parallel ranks share out experts, too, instead of cutting each.
+
+    >>> ExpertMesh(Mesh(0, dp=4, tp=2), ep=2).group_of(5)
+    (5, 7)
+    >>> ExpertMesh(Mesh(0, dp=4, tp=2), ep=2).replicas_of(5)
+    (1, 5)
+    """
+
+    mesh: Mesh
+    ep: int = 1
+    whole: bool = False
+
+    @property
+    def replicas(self) -> int:
+        """Number of ranks that hold the same experts."""
+        return self._size // self.ep
+
+    @property
+    def _size(self) -> int:
+        return self.mesh.replicas * (self.mesh.tp if self.whole else 1)
+
+    def position(self, rank: int) -> int:
+        """Return the index of a rank among those that share out experts."""
+        return rank - self.mesh.first if self.whole else self.mesh.replica(rank)
+
+    def _ranks(self, rank: int, positions: Iterable[int]) -> tuple[int, ...]:
+        stride = 1 if self.whole else self.mesh.tp
+        return tuple(rank + (at - self.position(rank)) * stride for at in positions)
+
+    def group_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that share out experts with ``rank``."""
+        first = self.position(rank) // self.ep * self.ep
+        return self._ranks(rank, range(first, first + self.ep))
+
+    def replicas_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that hold the same experts as ``rank``."""
+        return self._ranks(rank, range(self.position(rank) % self.ep, self._size, self.ep))
+
+    def everyone(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks whose tokens are routed among the same experts as those of ``rank``."""
+        return self._ranks(rank, range(self._size))
+
+    def sequence_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that route tokens of the same sequences as ``rank``."""
+        each = self.mesh.cp * (self.mesh.tp if self.whole else 1)
+        first = self.position(rank) // each * each
+        return self._ranks(rank, range(first, first + each))
+
+    def replica(self, rank: int) -> int:
+        """Return the index of a rank among its replicas."""
+        return self.position(rank) // self.ep
+
+    def experts(self, rank: int, count: int) -> range:
+        """Return the experts, of ``count``, that a rank holds."""
+        each, at = count // self.ep, self.position(rank) % self.ep
+        return range(at * each, (at + 1) * each)
 
 
 @dataclass(frozen=True)

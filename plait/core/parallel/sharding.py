@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import gcd
 from typing import Literal, TypeVar
 
 from plait.core.base.errors import JobError
@@ -35,6 +36,8 @@ Level = Literal["params", "grads", "optim", "replicas"]
 LEVELS: tuple[Level, ...] = ("params", "grads", "optim", "replicas")
 Unit = tuple[str, int]
 VECTORS: Unit = ("vectors", 0)
+EXPERTS = "experts"
+"""Kind of a unit that holds a layer's routed experts, which has fewer replicas than others."""
 WHOLE = ("vectors", "down", "up")
 """Kinds of sharded units whose parameters and gradients stay whole on every rank: only their
 optimizer states are sharded."""
@@ -103,6 +106,18 @@ class Sharding:
         memory."""
         return self.params == self.grads == 1
 
+    def of_experts(self, ep: int, tp: int = 1) -> Sharding:
+        """Return the sharding of experts that ``ep`` ranks share out: a factor f above 1 becomes f tp /
+        gcd(f tp, ep). tp: tensor-parallel ranks among which whole experts are shared out.
+
+        >>> Sharding(params=2, grads=4, optim=8).of_experts(4)
+        Sharding(params=1, grads=1, optim=2, secondary=0)
+        """
+        ranks = [factor * (tp if factor > 1 else 1) for factor in (self.params, self.grads, self.optim)]
+        params, grads, optim = (factor // gcd(factor, ep) for factor in ranks)
+        kept = self.secondary if self.secondary and params % self.secondary == 0 and self.secondary < params else 0
+        return Sharding(params=params, grads=grads, optim=optim, secondary=kept)
+
     def factors(self, ranks: int) -> tuple[int, int, int, int]:
         """Return the factors of params, grads and optim, and R = ``ranks``."""
         return self.params, self.grads, self.optim, ranks
@@ -143,10 +158,13 @@ class Sharding:
 
 
 def unit_of(parameter: str, ndim: int) -> Unit:
-    """Return the unit of a parameter, by its name (``layers.3.attn.column.weight``)."""
-    if ndim == 1:
-        return VECTORS
+    """Return the unit of a parameter, by its name (``layers.3.attn.column.weight``). Routers are
+    small and whole on every rank, as vectors are."""
     words = parameter.split(".")
+    if ndim == 1 or "router" in words:
+        return VECTORS
+    if "experts" in words:
+        return EXPERTS, int(words[1])
     if words[0] == "layers":
         return words[2], int(words[1])
     return (words[0], int(words[1])) if words[0] in ("down", "up") else (words[0], 0)
@@ -178,7 +196,7 @@ STATES: Mapping[Rule, tuple[str, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"), "muon": ("momentum",), "sgd": ("momentum",),
 }  # fmt: skip
 """Optimizer states that each update rule keeps of a parameter, besides its master weight."""
-MUON_KINDS = ("attn", "mlp", "down", "up")
+MUON_KINDS = ("attn", "mlp", "moe", "experts", "down", "up")
 """Kinds of units whose matrices Muon orthogonalises; AdamW updates embedding, positions and head
 (Jordan 2024, https://kellerjordan.github.io/posts/muon/)."""
 

@@ -30,6 +30,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "shard_overlap": get_args(ShardOverlap),
 }
 """Settings whose values are words, with these words."""
+LATER_FIELDS = ("streams", "ep", "whole_experts")
+"""Fields that the first plans did not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,10 @@ class Strategy:
 
     sequence_parallel: the residual stream is sharded over tp along the sequence, with all-gathers
     and reduce-scatters instead of all-reduces (Korthikanti 2022, arXiv 2205.05198).
+
+    ep: expert-parallel degree. Neighbouring ranks share out the experts of every layer.
+    whole_experts: tensor parallelism does not cut experts; its ranks share out tokens instead, and
+    count as neighbours among which experts are shared out.
 
     recompute: activations that the backward recomputes. ``selective``: normalised inputs and
     activations, which cost neither a matrix product nor a collective. ``full``: everything but the
@@ -82,6 +88,8 @@ class Strategy:
     sequence_parallel: bool = False
     cp: int = 1
     ring: int = 1
+    ep: int = 1
+    whole_experts: bool = False
     recompute: Recompute = "none"
     recompute_layers: int | None = None
     shard_overlap: ShardOverlap = "both"
@@ -94,7 +102,7 @@ class Strategy:
             raise JobError(
                 f"{self.recompute_layers} is negative", key="strategy.recompute.layers", fix="Use at least 0"
             )
-        for name in ("tp", "p1", "p2", "cp", "ring", "streams"):
+        for name in ("tp", "p1", "p2", "cp", "ring", "ep", "streams"):
             if getattr(self, name) < 1:
                 raise JobError(
                     f"{getattr(self, name)} is not a positive number", key=f"strategy.{name}", fix="Use at least 1"
@@ -209,6 +217,16 @@ class Strategy:
         forward or in the backward."""
         return self.shard_overlap in ("both", "forward" if forward else "backward")
 
+    @property
+    def expert_tp(self) -> int:
+        """Number of tensor-parallel ranks that cut an expert."""
+        return 1 if self.whole_experts else self.tp
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Number of ranks that route tokens of one sequence."""
+        return self.cp * (self.tp if self.whole_experts else 1)
+
     def kv_replicas(self, model: ModelSpec) -> int:
         """Return the number of tensor-parallel ranks that hold a copy of each key/value head (1
         unless tp exceeds the number of key/value heads)."""
@@ -239,6 +257,8 @@ class Strategy:
                 return size * self.kv_replicas(model) // self.tp
             case "even":
                 return size // self.tp
+            case "expert":
+                return size // self.expert_tp
             case _:
                 return size
 
@@ -249,9 +269,13 @@ class Strategy:
         return math.prod(shape)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; ``decode`` reads them back. ``streams`` is left out if it
-        is 1, as in older files."""
-        return {key: value for key, value in asdict(self).items() if key != "streams" or value > 1}
+        """Return plain values for JSON; ``decode`` reads them back. Fields of ``LATER_FIELDS`` are
+        left out at their defaults, as in older files."""
+        return {
+            key: value
+            for key, value in asdict(self).items()
+            if key not in LATER_FIELDS or value != getattr(Strategy, key)
+        }
 
 
 def slice_sizes(total: int, parts: int) -> tuple[int, ...]:

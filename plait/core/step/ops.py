@@ -57,6 +57,9 @@ class Kind(StrEnum):
     EXPERTS = "Q"
     EXPERTS_BACKWARD = "U"
     ROUTER_BACKWARD = "O"
+    ROUTE_COUNTS = "B"
+    DISPATCH = "V"
+    DISPATCH_RECOMPUTE = "I"
 
 
 FORWARD_KINDS = frozenset(
@@ -68,10 +71,12 @@ FORWARD_KINDS = frozenset(
         Kind.ROW_FORWARD,
         Kind.LOSS,
         Kind.ROUTER,
+        Kind.ROUTE_COUNTS,
+        Kind.DISPATCH,
         Kind.EXPERTS,
     )
 )
-LAYERS: tuple[Literal["attn", "mlp", "block"], ...] = ("attn", "mlp", "block")
+LAYERS: tuple[Literal["attn", "mlp", "moe", "block"], ...] = ("attn", "mlp", "moe", "block")
 """Sublayers that make up a transformer layer."""
 Path = Literal["", "embed", "attn", "mlp", "head", "down", "up", "compress", "expand", "router", "experts"]
 Letter = Literal["T", "H", "2H", "S", "R", "Z", "O", "V", "N", "X", "E", "A", "B", "B+R", "Q+R", "2Q"]
@@ -169,7 +174,7 @@ AGAIN = {
     Kind.ROW_RECOMPUTE: Kind.ROW_FORWARD,
 }
 """Recomputation kinds, each with the kind whose computations it repeats."""
-AGAIN_KINDS = frozenset((Kind.NORM_RECOMPUTE, *AGAIN))
+AGAIN_KINDS = frozenset((Kind.NORM_RECOMPUTE, Kind.DISPATCH_RECOMPUTE, *AGAIN))
 """The op kinds that recomputation runs."""
 
 
@@ -177,7 +182,7 @@ AGAIN_KINDS = frozenset((Kind.NORM_RECOMPUTE, *AGAIN))
 def paths_of(site: str) -> tuple[Path, ...]:
     """Return the parallel paths of a segment; a parallel block has attention and MLP."""
     found: dict[str, tuple[Path, ...]] = {
-        "embed": ("embed",), "attn": ("attn",), "mlp": ("mlp",), "block": ("attn", "mlp"), "head": ("head",),
+        "embed": ("embed",), "attn": ("attn",), "mlp": ("mlp",), "moe": ("mlp",), "block": ("attn", "mlp"), "head": ("head",),
         "down": ("down",), "up": ("up",),
     }  # fmt: skip
     return found.get(site, ())
@@ -385,7 +390,7 @@ class OrderConstraint(NamedTuple):
 
 
 ORDER_CONSTRAINTS = (
-    OrderConstraint((), (Kind.NORM_RECOMPUTE, Kind.COLUMN_RECOMPUTE, Kind.RING_SEND_BACKWARD), "behind", "memory"),
+    OrderConstraint((), (Kind.NORM_RECOMPUTE, Kind.DISPATCH_RECOMPUTE, Kind.COLUMN_RECOMPUTE, Kind.RING_SEND_BACKWARD), "behind", "memory"),
     OrderConstraint(("head",), (Kind.COLUMN_FORWARD,), "look-up", "tied"),  # the tied weight is gathered twice
     OrderConstraint(("embed",), (Kind.WGRAD,), "head", "tied"),  # both accumulate into one gradient
     OrderConstraint(

@@ -49,7 +49,7 @@ embed.R0 attn0.N0 attn0.F0 attn0.R0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, NamedTuple, cast
@@ -57,13 +57,14 @@ from typing import Literal, NamedTuple, cast
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Recompute, Strategy
 from plait.core.step.attention_ops import SharedAttention as SharedAttention
+from plait.core.step.expert_ops import NEEDS, ExpertOps
 from plait.core.step.ops import AGAIN_KINDS, ATTENDS, FORWARD_KINDS, orders_of, parts_of
 from plait.core.step.ops import LAYERS as LAYERS
 from plait.core.step.ops import Kind as Kind
 from plait.core.step.schedule import Phase as Phase
 from plait.core.step.stages import Stage
 
-Site = Literal["embed", "enter", "attn", "mlp", "block", "down", "up", "head", "leave"]
+Site = Literal["embed", "enter", "attn", "mlp", "moe", "block", "down", "up", "head", "leave"]
 Verb = Literal["run", "start", "wait"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate"]
 
@@ -135,6 +136,7 @@ class SegmentGraph:
     parallel_block: bool = False
     phase: Phase = "step"
     attention: SharedAttention | None = None
+    experts: ExpertOps | None = None
 
     @staticmethod
     def of(model: ModelSpec, strategy: Strategy, stage: Stage, *, backward: bool = True) -> SegmentGraph:
@@ -154,12 +156,13 @@ class SegmentGraph:
             recompute=strategy.recompute,
             recomputed=strategy.recompute_layers,
             attention=SharedAttention(strategy.cp // strategy.ring, strategy.ring) if strategy.cp > 1 else None,
+            experts=expert_ops(model, strategy),
         )
 
     @property
     def sends(self) -> bool:
         """True if any op of the stage communicates."""
-        return self.communicates or self.attention is not None
+        return self.communicates or self.attention is not None or bool(self.experts and self.experts.ep > 1)
 
     def shared(self, site: str) -> SharedAttention | None:
         """Return the context parallelism of a segment's attention, or None."""
@@ -191,12 +194,15 @@ class SegmentGraph:
         inner: list[tuple[str, int]] = []
         for layer in range(self.first_layer, self.first_layer + self.num_layers):
             inner += [(site, level) for before, site, level in self.resampling if before == layer]
-            inner += [("block", layer)] if self.parallel_block else [("attn", layer), ("mlp", layer)]
+            second = "moe" if self.experts and layer in self.experts.layers else "mlp"
+            inner += [("block", layer)] if self.parallel_block else [("attn", layer), (second, layer)]
         ends = ("embed" if self.embeds else "enter", 0), ("head" if self.heads else "leave", 0)
         return cast("tuple[tuple[Site, int], ...]", (ends[0], *inner, ends[1]))
 
     def parts(self, site: Site, kind: Kind) -> int:
         """Return the number of parts of an op."""
+        if site == "moe" and kind == Kind.WGRAD and self.experts:
+            return self.experts.weights
         shared = self.shared(site)
         return parts_of(site, kind, p2=self.p2, flat=int(self.sequence_parallel), ring=shared.ring if shared else 1)
 
@@ -204,6 +210,8 @@ class SegmentGraph:
         """Return the op kinds of a segment in this phase, in the order in which a single slice
         would run them."""
         forward, backward = _KINDS[site]
+        if site == "moe" and self.experts:
+            forward, backward = self.experts.forward, self.experts.backward
         if shared := self.shared(site):
             forward, backward = (*forward[:1], *shared.forward, *forward[2:]), (*shared.backward, *backward[1:])
         every = forward + (self.recomputed_kinds(site, layer) + backward) * self.backward
@@ -223,6 +231,8 @@ class SegmentGraph:
             return (Kind.NORM_RECOMPUTE,) * (not self.sequence_parallel) + (Kind.COLUMN_RECOMPUTE,) * (site != "attn")
         if self.recompute == "none":
             return ()
+        if site == "moe":
+            return Kind.NORM_RECOMPUTE, Kind.DISPATCH_RECOMPUTE, Kind.COLUMN_RECOMPUTE
         core = (Kind.CORE_RECOMPUTE,) if self.shared(site) else ()
         second = (Kind.ROW_RECOMPUTE,) if self.recompute == "layer" and site == "attn" else ()
         return Kind.NORM_RECOMPUTE, Kind.COLUMN_RECOMPUTE, *core, *second
@@ -230,7 +240,7 @@ class SegmentGraph:
     def readds_stream(self, site: Site, layer: int) -> bool:
         """True if a segment's M also adds up its residual stream again, which was not kept: an MLP
         after attention whose R is recomputed."""
-        return site == "mlp" and Kind.ROW_RECOMPUTE in self.recomputed_kinds("attn", layer)
+        return site in ("mlp", "moe") and Kind.ROW_RECOMPUTE in self.recomputed_kinds("attn", layer)
 
     def collective(self, op: SegmentOp) -> Collective | None:
         """Return the collective on the result of ``op``, or None."""
@@ -240,6 +250,8 @@ class SegmentGraph:
             )
         ):
             return found
+        if op.site == "moe" and self.experts and (exchange := self.experts.collective(op.kind)):
+            return exchange
         if not self.communicates:
             return None
         if op.kind in _REDUCED:
@@ -319,6 +331,8 @@ class SegmentGraph:
                 source = op._replace(kind=kind, part=part)
                 if kind in self.kinds(*here):
                     needs.append(Need(source, awaited and self.collective(source) is not None))
+        if op.site == "moe":
+            self._need_of_experts(op, need, needs)
         match op.kind:
             case Kind.NORM:
                 before = self.before(op)
@@ -362,6 +376,7 @@ class SegmentGraph:
             if of == "behind":
                 behind = self.segments[self._index(op) + 1 + self._whole_layer(op)]
                 ends = Kind.CORE_BACKWARD if self.shared(behind[0]) else Kind.ROW_DGRAD
+                ends = Kind.EXPERTS_BACKWARD if behind[0] == "moe" else ends
                 other = Kind.LOSS if behind[0] == "head" else Kind.NORM_BACKWARD
                 need(behind, ends if Kind.ROW_DGRAD in _KINDS[behind[0]][1] else other)
             elif of == "part" and op.part:
@@ -373,6 +388,33 @@ class SegmentGraph:
             elif of == "head" and self.heads:
                 needs.append(Need(SegmentOp("head", 0, Kind.WGRAD, self.p1 - 1)))
         return needs
+
+    def _need_of_experts(self, op: SegmentOp, need: Callable[[tuple[Site, int], Kind], None], needs: list[Need]) -> None:
+        """Add the dependencies of an expert layer's op on ops of the same layer."""
+        here = (op.site, op.layer)
+        for kind in NEEDS.get(op.kind, ()):
+            need(here, kind)
+        if op.kind == Kind.WGRAD and op.part < 2:
+            need(here, Kind.EXPERTS_BACKWARD)
+        counts = Kind.ROUTE_COUNTS
+        if op.kind == Kind.ROUTER_BACKWARD and self.experts and self.experts.waits and counts in self.kinds(*here):
+            every = [op._replace(kind=counts, slice=at) for at in range(self.p1)]
+            needs += [Need(one, self.collective(one) is not None) for one in every]
+
+
+def expert_ops(model: ModelSpec, strategy: Strategy) -> ExpertOps | None:
+    """Return the ops of a model's expert layers; None if it has none."""
+    if model.experts is None:
+        return None
+    experts = model.experts
+    return ExpertOps(
+        layers=tuple(filter(experts.at, range(model.num_layers))),
+        ep=strategy.ep,
+        counted=strategy.ep > 1 or (experts.balance == "dp" and experts.balance_loss > 0),
+        split=strategy.sequence_ranks > 1 and (experts.capacity > 0 or experts.balance_loss > 0),
+        shared=experts.shared > 0,
+        waits=experts.balance != "sequence" and experts.balance_loss > 0,
+    )
 
 
 _GRADS = (Kind.COLUMN_DGRAD, Kind.WGRAD, Kind.NORM_BACKWARD)

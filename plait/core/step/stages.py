@@ -70,7 +70,7 @@ class PlacedSublayer(NamedTuple):
     def prefix(self) -> str:
         """The prefix of the sublayer's tensor names."""
         match self.site:
-            case "attn" | "mlp":
+            case "attn" | "mlp" | "moe":
                 return f"layers.{self.number}.{self.site}."
             case "down" | "up":
                 return f"{self.site}.{self.number}."
@@ -88,7 +88,7 @@ def placed_sites(model: ModelSpec, stage: Stage) -> Iterator[PlacedSublayer]:
             if before == layer:
                 yield PlacedSublayer(site, level)
         yield PlacedSublayer("attn", layer)
-        yield PlacedSublayer("mlp", layer)
+        yield PlacedSublayer("moe" if model.experts and model.experts.at(layer) else "mlp", layer)
     if stage.heads:
         yield PlacedSublayer("head")
 
@@ -101,11 +101,17 @@ def rows_of(model: ModelSpec, *, embeds: bool) -> Mapping[Sublayer, Sequence[Wei
     return {site: [weight for weight in weights_of(site) if letters.has(weight.when)] for site in get_args(Sublayer)}
 
 
-def stage_weights(model: ModelSpec, stage: Stage) -> Iterator[tuple[str, Weight]]:
-    """Yield (name, row) of every logical tensor of a stage, in the order in which ranks hold
-    them."""
+def stage_weights(
+    model: ModelSpec, stage: Stage, experts: range | None = None
+) -> Iterator[tuple[str, Weight]]:
+    """Yield (name, row) of every logical tensor of a stage, in the order in which ranks hold them.
+    experts: the routed experts to include; None: all."""
     rows = rows_of(model, embeds=stage.embeds)
-    return ((at.prefix + weight.name, weight) for at in placed_sites(model, stage) for weight in rows[at.site])
+    for at in placed_sites(model, stage):
+        yield from ((at.prefix + weight.name, weight) for weight in rows[at.site])
+        if at.site == "moe" and model.experts:
+            each = range(model.experts.count) if experts is None else experts
+            yield from ((f"{at.prefix}experts.{one}.{row.name}", row) for one in each for row in rows["experts"])
 
 
 class Crossing(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import Sublayer
-from plait.core.parallel.sharding import VECTORS, WHOLE, Sharding, Unit, unit_of
+from plait.core.parallel.sharding import EXPERTS, VECTORS, WHOLE, Sharding, Unit, unit_of
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.record.records import sent_bytes
 from plait.core.step.ops import SendSizes, exchanged, send_of
@@ -256,9 +256,12 @@ def step_bytes(units: Sequence[UnitTraffic], *, micro_batches: int, tied: bool =
 
 
 MATRIX_KINDS = (
-    Kind.COLUMN_FORWARD, Kind.ROW_FORWARD, Kind.COLUMN_RECOMPUTE, Kind.ROW_RECOMPUTE, Kind.ROW_DGRAD, Kind.COLUMN_DGRAD
+    Kind.COLUMN_FORWARD, Kind.ROW_FORWARD, Kind.COLUMN_RECOMPUTE, Kind.ROW_RECOMPUTE, Kind.ROW_DGRAD, Kind.COLUMN_DGRAD,
+    Kind.EXPERTS, Kind.EXPERTS_BACKWARD,
 )  # fmt: skip
 """Op kinds that read a weight matrix."""
+ROUTED_KINDS = (Kind.EXPERTS, Kind.EXPERTS_BACKWARD)
+"""Op kinds that read the matrices of routed experts alone."""
 UnitVerb = Literal[
     "gather", "need", "drop", "next", "open", "close", "settle", "reduce", "publish", "exchange", "await"
 ]
@@ -269,6 +272,8 @@ def read_by(graph: SegmentGraph, op: SegmentOp, head: Unit) -> tuple[Unit, ...]:
     if op.kind == Kind.NORM and graph.before(op)[0] == "embed":
         return (("positions", 0),)
     kinds = MATRIX_KINDS if op.site in (*LAYERS, "embed", "head") else ()
+    if op.site == "moe" and op.kind == Kind.COLUMN_RECOMPUTE:
+        return (EXPERTS, op.layer), (op.site, op.layer)
     return _own(op, head) if op.kind in kinds else ()
 
 
@@ -278,12 +283,16 @@ def gradient_units(graph: SegmentGraph, op: SegmentOp, head: Unit) -> tuple[Unit
         return (("positions", 0),)
     if op.kind == Kind.WGRAD and op.site == "block":
         return (_own(op, head)[op.part // 2],)
+    if op.kind == Kind.WGRAD and op.site == "moe" and op.part < 2:
+        return ((EXPERTS, op.layer),)
     return _own(op, head) if op.kind == Kind.WGRAD else ()
 
 
 def _own(op: SegmentOp, head: Unit) -> tuple[Unit, ...]:
     if op.site == "block":
         return ("attn", op.layer), ("mlp", op.layer)
+    if op.site == "moe" and op.kind in ROUTED_KINDS:
+        return ((EXPERTS, op.layer),)
     return ({"embed": ("embedding", 0), "head": head}.get(op.site, (op.site, op.layer)),)
 
 
@@ -335,6 +344,10 @@ class Window(NamedTuple):
     forward: bool
 
 
+_TOGETHER = {("attn", "mlp"), ("attn", "moe"), ("attn", EXPERTS), ("moe", EXPERTS), (EXPERTS, "moe")}
+"""Kinds of units of a layer of which the second is gathered with the first."""
+
+
 def reading(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit]) -> list[list[Window]]:
     """Return when the list of one phase reads ``units``: groups of windows, ordered by their first
     actions.
@@ -351,7 +364,8 @@ def reading(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit
                 found[key] = Window(unit, found[key].first if key in found else at, at, op.forward)
     groups: list[list[Window]] = []
     for window in sorted(found.values(), key=lambda one: (one.first, one.unit)):
-        follows = bool(groups) and groups[-1][-1].unit == ("attn", window.unit[1]) and window.unit[0] == "mlp"
+        before = groups[-1][-1].unit if groups else ("", -1)
+        follows = before[1] == window.unit[1] and (before[0], window.unit[0]) in _TOGETHER
         if follows and (window.forward or graph.parallel_block):
             groups[-1].append(window)
         else:

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, starmap
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from plait.core.parallel.strategy import slice_sizes
 from plait.core.step.segments import Site
+from plait.train.engine.experts import ExpertSegment
 from plait.train.engine.inflight import BoundaryTensors, InFlight, MicroBatch
 from plait.train.engine.segment import Segment, StageContext, StreamSegment
 from plait.train.engine.sublayers import SublayerSegment
@@ -26,6 +28,7 @@ SEGMENT_CLASSES: Mapping[Site, type[Segment]] = {
     "enter": Enter,
     "attn": SublayerSegment,
     "mlp": SublayerSegment,
+    "moe": ExpertSegment,
     "block": SublayerSegment,
     "down": DownSegment,
     "up": UpSegment,
@@ -49,6 +52,7 @@ class _Slice:
     exchange: RowExchange | None
     scale: float | Tensor
     weights: Tensor | None
+    token_share: float
 
 
 def begin(
@@ -136,7 +140,7 @@ def _slices(
     for number, cut in enumerate(_cuts(batch, graph.p1)):
         tokens, targets, samples = (next(there) for _ in range(3))
         weights = None if batch.weights is None else next(there)
-        context = SliceContext(samples, own, dropout, turns, shared.kernels)
+        context = SliceContext(samples, own, dropout, turns, shared.kernels, sequence_positions=spread)
         if batch.starts is not None:
             documents = _documents(batch.starts[cut], next(there), next(there), spread)
             own_positions = documents.positions[first : first + local]
@@ -151,6 +155,7 @@ def _slices(
             RowExchange(next(there), next(there)) if graph.embeds else None,
             scale,
             weights,
+            batch.token_share,
         )
 
 
@@ -209,13 +214,16 @@ def _segment(
             )
         case _:
             module = model.sublayers[site, layer]
-            return SublayerSegment(
-                shared=shared,
-                context=context,
-                previous=before,
-                norm_module=module.norm,
-                shape=(sequence >> level, size),
-                recomputed_kinds=graph.recomputed_kinds(site, layer),
-                rejoins=graph.readds_stream(site, layer),
-                module=module,
-            )
+            common: dict[str, Any] = {
+                "shared": shared,
+                "context": context,
+                "previous": before,
+                "norm_module": module.norm,
+                "shape": (sequence >> level, size),
+                "recomputed_kinds": graph.recomputed_kinds(site, layer),
+                "rejoins": graph.readds_stream(site, layer),
+                "module": module,
+            }
+            if site == "moe":
+                return ExpertSegment(**common, state=state, layer=layer, token_share=cut.token_share)
+            return SublayerSegment(**common)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from plait.core.step.schedule import PHASES
 from plait.core.step.segments import Action, Collective, Kind, Phase, SegmentOp
 from plait.core.step.traffic import UnitAction, UnitOp, with_units
 from plait.train.comm.flight import LoggedWire
-from plait.train.comm.wire import Handle, NullWire, Wire
+from plait.train.comm.wire import Exchanger, Handle, NullWire, Splits, Wire, started
 from plait.train.engine.chain import SEGMENT_CLASSES, begin, pack
 from plait.train.engine.compute_streams import ComputeStreams
 from plait.train.engine.gradients import Gradients
@@ -34,6 +34,7 @@ from plait.train.engine.shards import Shards
 from plait.train.engine.vocabulary import Head
 from plait.train.machine.device import RankDevice
 from plait.train.model.dropout import DropoutKey
+from plait.train.model.expert_layer import ExpertLayer
 from plait.train.model.kernels import EAGER, Kernels
 from plait.train.model.sublayers import Attention
 from plait.train.model.transformer import Transformer
@@ -70,15 +71,15 @@ class CollectiveStart:
     op: SegmentOp
     buffers: Callable[[RunningPhase], Buffers]
     collective: Collective
-    wire: Wire
+    wire: Exchanger
 
     def __call__(self, turn: RunningPhase) -> None:
         """Start the collective in the phase ``turn``."""
         self.send(turn, *self.buffers(turn))
 
-    def send(self, turn: RunningPhase, result: Tensor, source: Tensor) -> None:
-        """Start the collective on the given buffers."""
-        turn.handles[self.op] = self.wire.start(self.collective, result, source)
+    def send(self, turn: RunningPhase, result: Tensor, source: Tensor, sizes: Splits | None = None) -> None:
+        """Start the collective on the given buffers. sizes: of an exchange of unequal parts."""
+        turn.handles[self.op] = started(self.wire, sizes or self.collective, result, source)
 
 
 Programme = list[tuple[Action | UnitAction, Callable[[RunningPhase], object]]]
@@ -235,11 +236,18 @@ class SegmentExecutor:
             site, layer = self.graph.before(op)
             owner = op._replace(site=site, layer=layer)
         kind = SEGMENT_CLASSES[owner.site]
-        return CollectiveStart(op, _bound(owner, kind.sends, kind.send_parts), collective, wire)
+        return CollectiveStart(op, _bound(owner, kind.sends, kind.send_parts), collective, cast("Exchanger", wire))
 
     def _wire(self, op: SegmentOp, collective: Collective) -> Wire:
         """Return the process group of an op's collective: ranks that share a sequence, or the
         tensor-parallel group."""
+        if op.site == "moe" and self.graph.experts and self.graph.experts.collective(op.kind):
+            layer = self.model.sublayers[op.site, op.layer]
+            assert isinstance(layer, ExpertLayer)
+            group = layer.group
+            wires = {Kind.ROUTER: group.sequence, Kind.ROUTE_COUNTS: group.counted}
+            wire = wires.get(op.kind, group.ep)
+            return NullWire(wire.size, wire.rank) if self.strategy.overlap == "no-communication" else wire
         if collective not in ("all_to_all", "rotate"):
             return self.wire
         attention = self.model.sublayers[op.site, op.layer].branches[0]

@@ -62,7 +62,12 @@ class Feed:
         for each in samples.split(size):
             own = each[rows(len(each))]
             taken = train.take(int(own[0]) if len(own) else 0, len(own))
-            found.append(MicroBatch(taken.tokens, taken.targets, own, scale, number, starts=taken.starts))
+            share = 1 / (count * taken.tokens.shape[1])
+            found.append(
+                MicroBatch(
+                    taken.tokens, taken.targets, own, scale, number, starts=taken.starts, token_share=share
+                )
+            )
         return found
 
     def evaluation(self, rows: Rows = every) -> list[tuple[str, list[MicroBatch]]]:
@@ -93,5 +98,5 @@ def micro_batches(
     targets: weighted, if there are ``weights``. starts: of ``MicroBatch``."""
     counted = targets != IGNORED
     total = float(counted.sum() if weights is None else weights[counted].double().sum())
-    whole = MicroBatch(tokens, targets, samples, scale_of(total), step, None, weights, starts)
+    whole = MicroBatch(tokens, targets, samples, scale_of(total), step, None, weights, starts, 1 / tokens.numel())
     return [whole.of(slice(first, first + size)) for first in range(0, len(tokens), size)]

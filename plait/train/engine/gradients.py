@@ -50,6 +50,10 @@ class Gradients:
         """Set all accumulators to zero, before the first micro-batch of a step."""
         self.flat.zero_()
 
+    def of(self, parameter: nn.Parameter) -> Tensor:
+        """Return the accumulator of a parameter."""
+        return self._of[parameter]
+
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Add a gradient of the parameter's own shape."""
         self._of[parameter].add_(gradient)

@@ -26,7 +26,8 @@ class MicroBatch:
 
     weights: [B, S] of the targets' losses, in host memory; None if all are 1. starts: [B, tokens of
     the whole sequence] int64, in host memory: for each token the position of its document's first.
-    If set, attention stops at document ends and positions begin anew.
+    If set, attention stops at document ends and positions begin anew. token_share: the part of the
+    step's tokens that one token is.
     """
 
     tokens: Tensor
@@ -37,6 +38,7 @@ class MicroBatch:
     positions: Tensor | None = None
     weights: Tensor | None = None
     starts: Tensor | None = None
+    token_share: float = 0.0
 
     def of(self, rows: slice) -> MicroBatch:
         """Return the micro-batch of some of its sequences."""

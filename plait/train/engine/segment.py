@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from plait.core.parallel.strategy import slice_sizes
 from plait.core.step.segments import Kind, SegmentGraph
-from plait.train.comm.wire import Wire, empty_like_gathered
+from plait.train.comm.wire import Splits, Wire, empty_like_gathered
 from plait.train.engine.gradients import Gradients
 from plait.train.model.basics import JoinGradient, Norm, SliceContext
 from plait.train.model.kernels import Kernels, Statistics, Summands, gradients_of
 from plait.train.model.transformer import Transformer
 
-Buffers = tuple[Tensor, Tensor]
-"""Buffers of a collective: (result, source)."""
+Buffers = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Splits]
+"""Buffers of a collective: (result, source); of an exchange of unequal parts also its sizes."""
 # The first argument is a segment of the class that owns the table.
 Runs = Mapping[Kind, Callable[[Any], None]]
 RunParts = Mapping[Kind, Callable[[Any, int], None]]
@@ -204,9 +204,9 @@ class NormSegment(Segment):
         if part == 0:
             self.g_full = products[0][1].new_empty((*self.shape, products[0][1].shape[1]))
             self.g_n = self.g_full
-        out = _part(self.g_full.flatten(0, 1), part, parts)
+        out = row_block(self.g_full.flatten(0, 1), part, parts)
         for number, (gradient, weight) in enumerate(products):
-            rows = _part(gradient, part, parts)
+            rows = row_block(gradient, part, parts)
             out.addmm_(rows, weight) if number else torch.mm(rows, weight, out=out)
         return part == parts - 1
 
@@ -215,7 +215,7 @@ class NormSegment(Segment):
         if self.shared.graph.sequence_parallel:
             self.g_n = shard_of(self.g_full, self.shared.wire, dim=0)
             return self.g_n, self.g_full
-        rows = _part(self.g_full.flatten(0, 1), part, self.shared.parts)
+        rows = row_block(self.g_full.flatten(0, 1), part, self.shared.parts)
         return rows, rows
 
     def _back_through_norm(self, past: Tensor | None = None) -> Tensor:
@@ -240,6 +240,6 @@ def shard_of(whole: Tensor, wire: Wire, dim: int) -> Tensor:
     return whole.new_empty(shape)
 
 
-def _part(rows: Tensor, part: int, parts: int) -> Tensor:
+def row_block(rows: Tensor, part: int, parts: int) -> Tensor:
     """Return the rows of part ``part`` of ``parts`` equal parts of [M, ...]."""
     return rows.split(slice_sizes(rows.shape[0], parts))[part] if parts > 1 else rows

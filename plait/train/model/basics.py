@@ -27,7 +27,8 @@ class SliceContext:
     sequence-parallel). rotary: rotary tables for the tokens whose queries and keys this rank
     computes, if the model has them. kernels: of the executor. documents: set if attention stops at
     document ends. own_positions: [S_local, B] of the residual stream, positions within documents;
-    only with ``documents``.
+    only with ``documents``. sequence_positions: [S] of the tokens of each sequence that this
+    context-parallel rank has; None: all in order.
     """
 
     samples: Tensor
@@ -37,6 +38,7 @@ class SliceContext:
     kernels: Kernels = EAGER
     documents: Documents | None = None
     own_positions: Tensor | None = None
+    sequence_positions: Tensor | None = None
 
     def mask(self, probability: float, layer: int, site: DropoutSite) -> Mask | None:
         """Return the dropout mask of the residual stream at one site; None if nothing is

@@ -61,14 +61,18 @@ class Piece:
         return whole if self.dim is None else whole.narrow(self.dim, self.start, self.stop - self.start)
 
 
-def pieces(spec: ModelSpec, strategy: Strategy, tp_rank: int, stage: Stage | None = None) -> list[Piece]:
+def pieces(
+    spec: ModelSpec, strategy: Strategy, tp_rank: int, stage: Stage | None = None, experts: range | None = None
+) -> list[Piece]:
     """Return every piece of the stage (None: of the model) that tensor-parallel rank ``tp_rank``
-    holds, in a fixed order."""
+    holds, in a fixed order. experts: the routed experts that the rank holds; None: all."""
     stage = stage or Stage(0, 1, 0, spec.num_layers)
     found, offsets = list[Piece](), dict[str, int]()
-    for name, weight in stage_weights(spec, stage):
+    for name, weight in stage_weights(spec, stage, experts):
         shape = tuple(spec.letters.size(letter) for letter in weight.shape)
         held = name.removesuffix(weight.name) + (weight.fused_into or weight.name)
+        if weight.sublayer == "experts":  # one parameter holds all of them
+            held = f"{name.partition('.experts.')[0]}.experts.{weight.fused_into}"
         start, stop, replicas = _range(spec, strategy, tp_rank, weight, shape[weight.dim])
         offset = offsets.get(held, 0)
         cut = weight.dim if weight.cut else None
@@ -83,6 +87,8 @@ def pieces(spec: ModelSpec, strategy: Strategy, tp_rank: int, stage: Stage | Non
 def _range(spec: ModelSpec, strategy: Strategy, rank: int, weight: Weight, size: int) -> tuple[int, int, int]:
     """Return (start, stop) of a rank's range along the sharded dim, and how many ranks hold the
     same range."""
+    if weight.sublayer == "experts" and strategy.whole_experts:
+        return 0, size, 1  # the tensor-parallel ranks are replicas of the unit, or hold other experts
     if not weight.cut:
         return 0, size, strategy.tp
     copies, rows = strategy.kv_replicas(spec) if weight.cut == "kv" else 1, strategy.cut_size(spec, weight)

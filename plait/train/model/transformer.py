@@ -17,6 +17,7 @@ from plait.core.step.segments import Site
 from plait.core.step.stages import Stage
 from plait.train.model.basics import Down, Norm, Up, WeightModule
 from plait.train.model.embedding import Embedding
+from plait.train.model.expert_layer import ALL_EXPERTS, ExpertGroup, ExpertLayer
 from plait.train.model.formulas import Rope
 from plait.train.model.pieces import Piece, initialise, pieces
 from plait.train.model.sequence import ALONE, SequenceGroup
@@ -50,13 +51,18 @@ class StageModels:
 class ModelCut:
     """The part of a model that a rank has. stage: None for all layers. tp_rank: its tensor-parallel
     rank. sequence: the groups with which it shares sequences. sharding, shard_rank: how the
-    parameters are sharded over ranks with this same share, and this rank's index among them."""
+    parameters are sharded over ranks with this same share, and this rank's index among them.
+    experts: the groups with which it shares out experts; expert_sharding, expert_rank: of these as
+    for other parameters."""
 
     stage: Stage | None = None
     tp_rank: int = 0
     sequence: SequenceGroup = ALONE
     sharding: Sharding = WHOLE
     shard_rank: int = 0
+    experts: ExpertGroup = ALL_EXPERTS
+    expert_sharding: Sharding = WHOLE
+    expert_rank: int = 0
 
 
 class Transformer(nn.Module):
@@ -81,21 +87,28 @@ class Transformer(nn.Module):
         self.stage = cut.stage or Stage(0, 1, 0, spec.num_layers)
         self.embedding = Embedding(spec, strategy, tp_rank)
         attention = {at: Attention(spec, at, strategy, tp_rank, cut.sequence) for at in self.stage.layers}
-        mlps = {at: Mlp(spec, at) for at in self.stage.layers}
+        routed = [at for at in self.stage.layers if spec.experts and spec.experts.at(at)]
+        mlps = {at: Mlp(spec, at) for at in self.stage.layers if at not in routed}
+        layers = {at: ExpertLayer(spec, at, strategy, tp_rank, cut.experts) for at in routed}
         self.sublayers: dict[tuple[Site, int], Sublayer | ParallelBlock] = {}
-        for at in self.stage.layers:
+        self.sublayers |= {("attn", at): attention[at] for at in routed}
+        self.sublayers |= {("moe", at): layer for at, layer in layers.items()}
+        for at in mlps:
             self.sublayers |= {("attn", at): attention[at], ("mlp", at): mlps[at]}
             self.sublayers["block", at] = ParallelBlock(attention[at], mlps[at])
         changes = [change for change in spec.resampling if change[0] in self.stage.layers]
         self.downs = {level: Down() for _, direction, level in changes if direction == "down"}
         self.ups = {level: Up() for _, direction, level in changes if direction == "up"}
-        self.attn, self.mlp = _modules(attention), _modules(mlps)
+        self.attn, self.mlp, self.moe = _modules(attention), _modules(mlps), _modules(layers)
         self.down, self.up = _modules(self.downs), _modules(self.ups)
         self.norm = Norm(spec)
         self.head = self.embedding.words if spec.tied_embeddings and self.stage.embeds else WeightModule()
-        self.pieces: list[Piece] = pieces(spec, strategy, tp_rank, self.stage)
+        self.pieces: list[Piece] = pieces(spec, strategy, tp_rank, self.stage, cut.experts.held)
         spec_of_shards = ShardSpec(cut.sharding, cut.shard_rank, dtype, to)
-        self.units = make_units(self.pieces, self.embedding.rows, self.stage.index, spec_of_shards)
+        spec_of_experts = ShardSpec(cut.expert_sharding, cut.expert_rank, dtype, to)
+        self.units = make_units(
+            self.pieces, self.embedding.rows, self.stage.index, spec_of_shards, spec_of_experts
+        )
         self.named = {name: parameter for store in self.units.values() for name, parameter in store.parameters.items()}
         self._fill(seed)
 
@@ -118,6 +131,8 @@ class Transformer(nn.Module):
                 return self.embedding.positions, tail
             case ["down" | "up" as direction, level]:
                 return getattr(self, direction)[level], tail
+            case ["layers", layer, "moe", "experts", part]:
+                return getattr(self.moe[layer].experts, part), tail
             case ["layers", layer, site, part]:
                 return getattr(getattr(self, site)[layer], part), tail
             case _:

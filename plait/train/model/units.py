@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from plait.core.parallel.sharding import WHOLE, Level, Sharding, Unit, unit_of
+from plait.core.parallel.sharding import EXPERTS, WHOLE, Level, Sharding, Unit, unit_of
 from plait.core.reshard.layouts import Box, boxes_of_range
 from plait.train.model.pieces import Piece
 
@@ -195,7 +195,13 @@ def unit_shapes(pieces: Sequence[Piece], rows: int, stage: int) -> dict[Unit, Un
     return found
 
 
-def make_units(pieces: Sequence[Piece], rows: int, stage: int, spec: ShardSpec) -> dict[Unit, UnitStore]:
-    """Return the units of a stage, with their memory."""
+def make_units(
+    pieces: Sequence[Piece], rows: int, stage: int, spec: ShardSpec, experts: ShardSpec
+) -> dict[Unit, UnitStore]:
+    """Return the units of a stage, with their memory. experts: storage settings of routed
+    experts."""
     shapes = unit_shapes(pieces, rows, stage)
-    return {unit: UnitStore(unit, one.shapes, one.pieces, spec) for unit, one in shapes.items()}
+    return {
+        unit: UnitStore(unit, one.shapes, one.pieces, experts if unit[0] == EXPERTS else spec)
+        for unit, one in shapes.items()
+    }

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from plait.core.model.precision import master_size
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.sharding import WHOLE, Sharding
+from plait.core.parallel.sharding import EXPERTS, WHOLE, Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.columns.shapes import LooseModel, Shapes
 from plait.core.step.memory.memory_options import MatrixBytes, MemoryOptions
@@ -33,8 +33,6 @@ Ints = NDArray[np.int64]
 STATE_KINDS = ("parameters", "gradients", "optimizer", "buffers", "ends")
 """Kinds of bytes that ``pp_rank_states`` returns. ends: buffers of the reductions at a step's end,
 which reuse the memory of the step's activations."""
-EXPERTS = "experts"
-"""Kind of a sharded unit that is one layer's routed experts."""
 WORKSPACE = 32 << 20
 """Bytes of a GPU's allocator that cuBLAS takes for each stream with matrix products, and separately
 for a CUDA graph. Valid for Hopper and later, 8 MiB before (torch 2.11, getChosenWorkspaceSize in

@@ -1,0 +1,113 @@
+"""An expert layer's modules and process groups: a router, the experts that this rank holds, and
+shared experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from plait.core.model.experts import Experts
+from plait.core.model.spec import ModelSpec
+from plait.core.parallel.strategy import Strategy
+from plait.train.comm.wire import Exchanger, NullWire, Wire
+from plait.train.model.basics import SliceContext, WeightModule
+from plait.train.model.sublayers import Sublayer
+
+
+@dataclass(frozen=True)
+class ExpertGroup:
+    """One rank's process groups for experts.
+
+    ep: ranks that share out the experts. counted: ranks whose counts of tokens are gathered; those
+    of ``ep`` are neighbours there, from index ``first``. sequence: ranks that route tokens of the
+    same sequences. held: the experts of this rank; None: all.
+    """
+
+    ep: Exchanger
+    counted: Wire
+    sequence: Wire
+    first: int = 0
+    held: range | None = None
+
+
+ALL_EXPERTS = ExpertGroup(NullWire(), NullWire(), NullWire())
+
+
+class HeldExperts(nn.Module):
+    """Weights of the routed experts that a rank holds. column: [experts * 2 I, H], of each expert
+    its gate, then its up projection. row: [experts * H, I]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.column, self.row = WeightModule(), WeightModule()
+
+
+class ExpertLayer(Sublayer):
+    """A router and experts in place of an MLP; ``column`` and ``row`` are the shared experts'."""
+
+    site = "mlp"
+    cheap = True
+
+    def __init__(
+        self, spec: ModelSpec, layer: int, strategy: Strategy, tp_rank: int, group: ExpertGroup = ALL_EXPERTS
+    ) -> None:
+        super().__init__(spec, layer)
+        assert spec.experts is not None
+        self.settings: Experts = spec.experts
+        self.group, self.tp_rank, self.strategy = group, tp_rank, strategy
+        self.held = group.held or range(self.settings.count)
+        self.router, self.experts = WeightModule(), HeldExperts()
+
+    @property
+    def branches(self) -> list[Sublayer]:
+        """The shared experts, as one MLP; empty without shared experts."""
+        return [self] if self.settings.shared else []
+
+    def core(self, z: Tensor, context: SliceContext) -> Tensor:
+        """Apply the shared experts' activation."""
+        return context.kernels.activate(z, gated=True)
+
+    def own_tokens(self, sequence: int) -> range:
+        """Return the tokens of each sequence, of ``sequence`` on this tensor-parallel group, that
+        this rank routes: all, or its share if its experts are whole."""
+        if not self.strategy.whole_experts:
+            return range(sequence)
+        each = sequence // self.strategy.tp
+        return range(self.tp_rank * each, (self.tp_rank + 1) * each)
+
+    @property
+    def balances(self) -> bool:
+        """True if this rank counts the balancing losses of the tokens it routes; of ranks that
+        route the same tokens one does."""
+        return self.strategy.whole_experts or self.tp_rank == 0
+
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        """Return the experts' first weights, [experts, 2 I, H], and second, [experts, H, I]."""
+        held = len(self.held)
+        column, row = self.experts.column.weight, self.experts.row.weight
+        return column.view(held, -1, column.shape[1]), row.view(held, -1, row.shape[1])
+
+
+def extra_columns(dtype: torch.dtype) -> int:
+    """Return the columns that a row of numbers of ``dtype`` has for its expert's weight: 16 bytes,
+    so that rows stay aligned."""
+    return 16 // dtype.itemsize
+
+
+def packed(rows: Tensor, numbers: Tensor) -> Tensor:
+    """Return rows, [M, H], with a number of fp32 or fp64 behind each, [M, H + extra]."""
+    width = rows.shape[1]
+    found = rows.new_zeros((rows.shape[0], width + extra_columns(rows.dtype)))
+    found[:, :width] = rows
+    words = numbers.contiguous()[:, None].view(rows.dtype)
+    found[:, width : width + words.shape[1]] = words
+    return found
+
+
+def numbers_of(buffer: Tensor, wide: torch.dtype) -> Tensor:
+    """Return the numbers behind the rows of ``packed``, [M]."""
+    first = buffer.shape[1] - extra_columns(buffer.dtype)
+    words = wide.itemsize // buffer.dtype.itemsize
+    return buffer[:, first : first + words].contiguous().view(wide)[:, 0]
