@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from plait.core.parallel.sharding import EXPERTS
 from plait.core.step.segments import Collective
 from plait.core.step.step import PipelineRank
-from plait.core.step.traffic import micro_batch_bytes, step_bytes, unit_traffic
+from plait.core.step.traffic import UnitTraffic, micro_batch_bytes, step_bytes, unit_traffic
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.assembly import RankPart
 from plait.train.model.sequence import SequenceGroup
@@ -69,6 +70,12 @@ def planned_bytes(part: RankPart, *, count: int) -> dict[str, int]:
     """What the formula says that ``STEPS`` steps of ``count`` micro-batches send."""
     units = {unit: store.numel for unit, store in part.models.units.items()}
     one_stage = any(stage.stage.embeds and stage.stage.heads for stage in part.models.stages)
-    shared = unit_traffic(units, part.groups.sharding, part.groups.mesh.replicas, itemsize=8, gradient_itemsize=8)
+    groups, shared = part.groups, list[UnitTraffic]()
+    for routed, sharding, ranks in (
+        (False, groups.sharding, groups.mesh.replicas),
+        (True, groups.expert_sharding, groups.expert_mesh.replicas),
+    ):
+        own = {unit: numel for unit, numel in units.items() if (unit[0] == EXPERTS) == routed}
+        shared += unit_traffic(own, sharding, ranks, itemsize=8, gradient_itemsize=8)
     step = step_bytes(shared, micro_batches=count, tied=bool(part.models.spec.tied_embeddings) and one_stage)
     return {axis: STEPS * sent for axis, sent in step.items()}

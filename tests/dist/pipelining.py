@@ -22,7 +22,7 @@ from plait.core.job.plan import Choices, Plan, RunSettings
 from plait.core.job.refine import refine
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
-from plait.core.parallel.sharding import Sharding
+from plait.core.parallel.sharding import EXPERTS, Sharding
 from plait.core.parallel.strategy import Strategy
 from plait.core.record.timeline import OpSpan
 from plait.core.step.clock.pipeline_clock import peak_activations
@@ -248,9 +248,11 @@ def _worst(alone: RankPart, sizes: Sizes, want: Answer, delay: int | None) -> tu
     if delay is not None:
         part.pipeline.courier = LateCourier(part.courier, delay * 100 + part.rank)
         if part.shards:
-            for number, (axis, wire) in enumerate(part.shards.wires.items()):
-                if wire.size > 1:
-                    part.shards.wires[axis] = cast("Wire", DelayedWire(wire, delay * 10 + number))
+            every = [(wires, axis) for wires in part.shards.wires.values() for axis in wires]
+            for number, (of_kind, axis) in enumerate(every):
+                if of_kind[axis].size > 1:
+                    late = DelayedWire(of_kind[axis], delay * 10 + number)
+                    cast("dict[Any, Any]", of_kind)[axis] = late
     return _errors(part, wires, want, sizes)
 
 
@@ -289,7 +291,10 @@ def _errors(part: RankPart, wires: dict[str, CountedWire], want: Answer, sizes: 
     if part.shards:
         part.shards.settle()
         units = {unit: store.numel for unit, store in held.units.items()}
-        planned = states_held(units, part.groups.sharding, itemsize=8).buffers
+        routed = {unit: numel for unit, numel in units.items() if unit[0] == EXPERTS}
+        rest = {unit: numel for unit, numel in units.items() if unit not in routed}
+        planned = states_held(rest, part.groups.sharding, itemsize=8).buffers
+        planned += states_held(routed, part.groups.expert_sharding, itemsize=8).buffers if routed else 0
         # An order of several slices may put weight gradients off, and then more than two of a size are open.
         fits = pool >= planned if part.plan.strategy_of(part.groups.pp_rank).p1 > 1 else pool == planned
         errors[f"buffers of {pool} bytes, {planned} by the formula"] = 0.0 if fits else float("inf")

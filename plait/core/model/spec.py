@@ -180,6 +180,11 @@ class ModelSpec:
         part = layer // (self.num_layers // (2 * self.levels + 1))
         return min(part, 2 * self.levels - part)
 
+    @property
+    def uniform_layers(self) -> bool:
+        """True if all layers have the same ops on tensors of the same sizes."""
+        return not self.levels and self.num_expert_layers in (0, self.num_layers)
+
     # ---- counts ----
 
     def window_at(self, layer: int) -> int:

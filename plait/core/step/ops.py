@@ -182,7 +182,7 @@ AGAIN_KINDS = frozenset((Kind.NORM_RECOMPUTE, Kind.DISPATCH_RECOMPUTE, *AGAIN))
 def paths_of(site: str) -> tuple[Path, ...]:
     """Return the parallel paths of a segment; a parallel block has attention and MLP."""
     found: dict[str, tuple[Path, ...]] = {
-        "embed": ("embed",), "attn": ("attn",), "mlp": ("mlp",), "moe": ("mlp",), "block": ("attn", "mlp"), "head": ("head",),
+        "embed": ("embed",), "attn": ("attn",), "mlp": ("mlp",), "moe": ("experts", "mlp"), "block": ("attn", "mlp"), "head": ("head",),
         "down": ("down",), "up": ("up",),
     }  # fmt: skip
     return found.get(site, ())
@@ -275,7 +275,8 @@ class SendSizes:
     column slices of it (p2). tp: tensor-parallel ranks. words: vocabulary rows on a rank. number:
     bytes of one loss statistic. qkv_bytes: bytes of queries, keys and values; attention_bytes:
     bytes of attention's output; kv_bytes: bytes of the keys and values that circulate on the ring.
-    routed: bytes of the rows that a rank sends to experts."""
+    routed: bytes of the rows that a rank sends to experts; routes: of choices of experts, and
+    counts: of counts of tokens, of all ranks that gather them."""
 
     tokens: Number
     rows: Number
@@ -288,6 +289,8 @@ class SendSizes:
     attention_bytes: Number
     kv_bytes: Number
     routed: Number = 0
+    routes: Number = 0
+    counts: Number = 0
 
     @property
     def stream(self) -> Number:
@@ -318,6 +321,8 @@ class SendSizes:
 
 
 Whole = Literal[
+    "routes",
+    "counts",
     "stream",
     "column_block",
     "row_block",
@@ -361,6 +366,14 @@ SENDS = (
     ),
     Send(ATTENDS, (Kind.ATTENTION_CORE, Kind.CORE_RECOMPUTE, Kind.ROW_DGRAD), "ulysses", "attention_bytes"),
     Send(ATTENDS, (Kind.RING_SEND, Kind.RING_SEND_BACKWARD, Kind.RING_SEND_GRAD), "ring", "kv_bytes"),
+    Send(("moe",), (Kind.ROUTER,), "ep", "routes"),
+    Send(("moe",), (Kind.ROUTE_COUNTS,), "ep", "counts"),
+    Send(
+        ("moe",),
+        (Kind.DISPATCH, Kind.EXPERTS, Kind.DISPATCH_RECOMPUTE, Kind.ROW_DGRAD, Kind.EXPERTS_BACKWARD),
+        "ep",
+        "routed",
+    ),
     Send((), (Kind.ROUTER, Kind.EXPERTS, Kind.EXPERTS_BACKWARD, Kind.ROUTER_BACKWARD), "ep", "routed"),
 )
 

@@ -50,7 +50,7 @@ embed.R0 attn0.N0 attn0.F0 attn0.R0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Literal, NamedTuple, cast
 
@@ -156,8 +156,13 @@ class SegmentGraph:
             recompute=strategy.recompute,
             recomputed=strategy.recompute_layers,
             attention=SharedAttention(strategy.cp // strategy.ring, strategy.ring) if strategy.cp > 1 else None,
-            experts=expert_ops(model, strategy),
+            experts=expert_ops(model, strategy, stage),
         )
+
+    def moved(self, layers: int) -> SegmentGraph:
+        """Return the same graph with layers whose numbers are higher by ``layers``."""
+        routed = self.experts and replace(self.experts, layers=tuple(at + layers for at in self.experts.layers))
+        return replace(self, first_layer=self.first_layer + layers, experts=routed)
 
     @property
     def sends(self) -> bool:
@@ -402,13 +407,13 @@ class SegmentGraph:
             needs += [Need(one, self.collective(one) is not None) for one in every]
 
 
-def expert_ops(model: ModelSpec, strategy: Strategy) -> ExpertOps | None:
-    """Return the ops of a model's expert layers; None if it has none."""
+def expert_ops(model: ModelSpec, strategy: Strategy, stage: Stage) -> ExpertOps | None:
+    """Return the ops of a stage's expert layers; None for a model without experts."""
     if model.experts is None:
         return None
     experts = model.experts
     return ExpertOps(
-        layers=tuple(filter(experts.at, range(model.num_layers))),
+        layers=tuple(filter(experts.at, stage.layers)),
         ep=strategy.ep,
         counted=strategy.ep > 1 or (experts.balance == "dp" and experts.balance_loss > 0),
         split=strategy.sequence_ranks > 1 and (experts.capacity > 0 or experts.balance_loss > 0),

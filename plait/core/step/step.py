@@ -14,8 +14,8 @@ from typing import Any
 
 from plait.core.model.precision import ITEMSIZE, Precision, SmallType, master_size, size_in
 from plait.core.model.spec import ModelSpec
-from plait.core.parallel.layout import ContextSplit, Layout, Mesh
-from plait.core.parallel.sharding import OptimizerName, Sharding, Unit
+from plait.core.parallel.layout import ContextSplit, ExpertMesh, Layout, Mesh
+from plait.core.parallel.sharding import EXPERTS, OptimizerName, Sharding, Unit
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.step.orders.segment_costs import SegmentCosts, segment_costs
 from plait.core.step.schedule import Edge, Schedule, with_edges, with_transfers
@@ -225,6 +225,16 @@ class PipelineRank:
         return self.step.shardings[self.index]
 
     @cached_property
+    def expert_mesh(self) -> ExpertMesh:
+        """The ranks of this pp rank as routed experts see them."""
+        return ExpertMesh(self.mesh, self.strategy.ep, self.strategy.whole_experts)
+
+    @cached_property
+    def expert_sharding(self) -> Sharding:
+        """The sharding of routed experts over the ranks that hold the same ones."""
+        return self.sharding.of_experts(self.strategy.ep, self.mesh.tp if self.strategy.whole_experts else 1)
+
+    @cached_property
     def stages(self) -> list[Stage]:
         """The stages that this pp rank holds."""
         return self.step.stages_of(self.index)
@@ -237,12 +247,17 @@ class PipelineRank:
     @cached_property
     def units(self) -> list[UnitTraffic]:
         """Traffic of every sharded unit; empty if no other rank holds the same weights."""
-        mesh, work = self.mesh, self.step.workload
-        if mesh.replicas == 1:
-            return []
-        return unit_traffic(
-            self.unit_sizes, self.sharding, mesh.replicas, itemsize=work.itemsize, gradient_itemsize=work.reduced
-        )
+        work, found = self.step.workload, list[UnitTraffic]()
+        for routed, sharding, ranks in (
+            (False, self.sharding, self.mesh.replicas),
+            (True, self.expert_sharding, self.expert_mesh.replicas),
+        ):
+            units = {unit: numel for unit, numel in self.unit_sizes.items() if (unit[0] == EXPERTS) == routed}
+            if ranks > 1:
+                found += unit_traffic(
+                    units, sharding, ranks, itemsize=work.itemsize, gradient_itemsize=work.reduced
+                )
+        return found
 
     @cached_property
     def held(self) -> list[dict[Unit, int]]:
@@ -252,7 +267,11 @@ class PipelineRank:
     @cached_property
     def numbers(self) -> int:
         """Number of parameters that one rank's optimizer updates, padding included."""
-        return sum(sum(stage.values()) for stage in self.held) // self.sharding.optim
+        return sum(
+            numel // (self.expert_sharding if kind == EXPERTS else self.sharding).optim
+            for stage in self.held
+            for (kind, _), numel in stage.items()
+        )
 
     @cached_property
     def replicated_gradient_bytes(self) -> int:
@@ -271,7 +290,8 @@ class PipelineRank:
         """A key that is equal for pp ranks that do the same work."""
         step, mesh = self.step, self.mesh
         stages = [
-            stage if step.model.levels else (stage.embeds, stage.heads, stage.num_layers) for stage in self.stages
+            (stage.embeds, stage.heads, stage.num_layers) if step.model.uniform_layers else stage
+            for stage in self.stages
         ]
         return (*stages, mesh.dp, mesh.tp, mesh.cp, self.sharding, tuple(self.phases))
 

@@ -14,6 +14,11 @@ before and after its collective; g, gradient of the outgoing stream; g_y, gradie
 contribution, where dropout makes it differ from g; g_full, g_y (or g) gathered over the whole
 sequence; g_z, gradient of z; g_n and g_shard, gradient of n.
 
+Names of experts: logits and g_scores, of the router and their gradient; chosen, weights, routes,
+all_routes, order and places, which experts a token goes to, and where its rows lie; going and come,
+rows sent and received; x, rows by expert, and row_weights, their factors; g_rows and weighted,
+operands of the second weights' gradient.
+
 Names of context-parallel attention: going and come, send and receive buffers of an exchange of
 heads; q, queries; block0, keys and values of this rank; block1 ..., those received from the
 previous rank of the ring; sums and found, attention output and log-sum-exp over the blocks so far;
@@ -85,6 +90,8 @@ N, M, F, R, Y, L = Kind.NORM, Kind.NORM_RECOMPUTE, Kind.COLUMN_FORWARD, Kind.ROW
 D, C, W, J = Kind.ROW_DGRAD, Kind.COLUMN_DGRAD, Kind.WGRAD, Kind.NORM_BACKWARD
 T, K, X, S = Kind.RING_SEND, Kind.ATTENTION_CORE, Kind.CORE_RECOMPUTE, Kind.RING_SEND_BACKWARD
 G, H, E, Z = Kind.CORE_BACKWARD, Kind.RING_SEND_GRAD, Kind.HEADS_EXCHANGE_GRAD, Kind.COLUMN_OUTPUT_GRAD
+P, B, V, I, Q = Kind.ROUTER, Kind.ROUTE_COUNTS, Kind.DISPATCH, Kind.DISPATCH_RECOMPUTE, Kind.EXPERTS
+A, U, O = Kind.COLUMN_RECOMPUTE, Kind.EXPERTS_BACKWARD, Kind.ROUTER_BACKWARD
 
 TENSORS: tuple[TensorStep, ...] = (
     # Input of the segment.
@@ -127,6 +134,19 @@ TENSORS: tuple[TensorStep, ...] = (
     TensorStep("attn", (X,), makes="going=query", when="ring exchanged"),
     TensorStep("attn", (X,), makes="o", when="ring -exchanged"),
     TensorStep("attn", (K, X, D), makes="come=query", sent=True),
+    # Experts: choices, rows to and from the ranks of experts, and the experts' cores.
+    TensorStep("experts", (P,), makes="logits chosen weights routes", work="scoring"),
+    TensorStep("experts", (P,), makes="all_routes", sent=True),
+    TensorStep("experts", (B,), makes="order=choices", reads="routes all_routes", work="counting"),
+    TensorStep("experts", (V,), makes="places=choices"),
+    TensorStep("experts", (V, I), makes="going=packed", reads="weights", work="packing"),
+    TensorStep("experts", (V, I, U), makes="come=packed", sent=True),
+    TensorStep("experts", (Q,), makes="x=routed row_weights z", reads="going come"),
+    TensorStep("experts", (A,), makes="x=routed row_weights z", reads="going come", projects=True),
+    TensorStep("experts", (Q, A), makes="o saved", reads="z", work="core"),
+    TensorStep("experts", (Q,), makes="going=routed", reads="o x row_weights", work="second"),
+    TensorStep("experts", (Q, D), makes="come=routed", sent=True),
+    TensorStep("experts", (R,), reads="going come n full", work="summing", when="last"),
     # Second weights; the head's loss, whose gradient takes the logits' place.
     TensorStep("", (R, Y), makes="y_partial", when="first"),
     TensorStep("", (R, Y), makes="y=stream", when="first scattered -embeds", sent=True),
@@ -172,6 +192,14 @@ TENSORS: tuple[TensorStep, ...] = (
     TensorStep("both", (W,), reads="g_z full|n", work="first_product", when="of_first"),
     TensorStep("head", (W,), reads="g_logits full|n", work="product"),
     TensorStep("embed", (W,), reads="g_full g_y|g", work="scattering"),
+    TensorStep("experts", (D,), makes="going=routed"),
+    TensorStep("experts", (U,), makes="g_rows=routed", reads="going come", work="routed"),
+    TensorStep("experts", (U,), makes="g_z=z weighted=o", reads="saved z o row_weights x", work="core_back"),
+    TensorStep("experts", (U,), makes="going=packed", work="packing"),
+    TensorStep("experts", (O,), makes="g_scores=logits", reads="logits n full", work="scoring_back"),
+    TensorStep("experts", (C,), reads="going come g_scores chosen order places", work="summing_back", when="first"),
+    TensorStep("experts", (W,), reads="g_rows weighted", work="second_product", when="of_second"),
+    TensorStep("experts", (W,), reads="g_z x", work="first_product", when="of_first"),
     TensorStep("", (J,), reads="n_saved", work="norm_back"),
     TensorStep("up", (J,), makes="down.g_skip=stream", when="-apart"),
     TensorStep("up", (J,), makes="down.g_skip!=stream", when="apart"),
@@ -203,10 +231,12 @@ def tensor_steps(site: str, kind: Kind, *, sent: bool = False, selective: bool =
     selective: True under selective recomputation, which repeats only cheap cores."""
     own, runs = paths_of(site), F if kind == Kind.COLUMN_RECOMPUTE else kind
     only = selective and kind == Kind.COLUMN_RECOMPUTE
-    runs_again = [branch for branch in own if not only or steps_of(branch, kind, selective=True)]
+    runs_again = [
+        branch for branch in own if not only or branch == "experts" or steps_of(branch, kind, selective=True)
+    ]
     found = list[BranchStep]()
     for row in TENSORS:
-        if runs in row.kinds and row.sent == sent and not (only and row.projects):
+        if (runs in row.kinds or kind in row.kinds) and row.sent == sent and not (only and row.projects):
             of: tuple[Path, ...] = ("attn", "mlp") if row.branch == "both" else (row.branch,)
             when = tuple((word.removeprefix("-"), word[0] != "-") for word in row.when.split())
             found += [

@@ -40,6 +40,19 @@ class SegmentTraffic:
         """Return the tokens of an op's slice, at its segment's sequence length."""
         return self.shares[op.slice] * (self.sequence >> self.graph.level(self.model, op.site, op.layer))
 
+    def _routed(self, tokens: int) -> dict[str, int]:
+        """Return the sizes of experts' exchanges, if tokens are spread evenly over experts."""
+        experts, strategy = self.model.experts, self.strategy
+        if experts is None:
+            return {}
+        own = tokens // (strategy.tp if strategy.whole_experts else 1)
+        row = self.model.hidden * self.itemsize + EXTRA_BYTES
+        return {
+            "routed": round(own * experts.load) * row,
+            "routes": own * (experts.per_token + 1) * 4 * strategy.sequence_ranks,
+            "counts": 2 * experts.count * 8 * strategy.ep,
+        }
+
     def whole(self, op: SegmentOp) -> int:
         """Return the bytes that an op's collective gathers or reduces; for attention's exchanges,
         the bytes that a rank holds."""
@@ -52,6 +65,7 @@ class SegmentTraffic:
                 row=self.model.hidden * self.itemsize, columns=self.graph.p2 if op.site in LAYERS else 1,
                 tp=tp, words=self.strategy.padded_vocab(self.model) // tp,
                 number=self.loss_itemsize, qkv_bytes=there, attention_bytes=back, kv_bytes=block,
+                **self._routed(tokens),
             )
         )  # fmt: skip
 
@@ -61,6 +75,9 @@ class SegmentTraffic:
         kind = self.graph.collective(op)
         if kind is None:
             return 0
+        if op.site == "moe" and send_of(op.site, op.kind).axis == "ep":
+            among = self.strategy.sequence_ranks if op.kind == Kind.ROUTER else self.strategy.ep
+            return sent_bytes(kind, self.whole(op), among)
         shared = kind in ("all_to_all", "rotate")
         ranks = self.strategy.cp // self.strategy.ring if shared else self.strategy.tp
         return sent_bytes(kind, self.whole(op), ranks)
@@ -71,7 +88,8 @@ def micro_batch_bytes(traffic: SegmentTraffic) -> dict[str, int]:
     algorithms.
 
     tp: the tensor-parallel collectives without ``rows``. rows: upper bound for the exchange of
-    embedding rows, which depends on the tokens. ulysses, ring: attention's exchanges.
+    embedding rows, which depends on the tokens. ulysses, ring: attention's exchanges. ep: experts'
+    exchanges, of tokens that are spread evenly.
     """
     sent: Counter[str] = Counter(dict.fromkeys(("tp", "rows", "ulysses", "ring"), 0))
     for op in traffic.graph.ops():
@@ -111,7 +129,8 @@ def unit_sizes(model: ModelSpec, strategy: Strategy, stage: Stage, sharding: Sha
             else:
                 sizes[kind, at.number] = numel
     sizes["vectors", stage.index] = vectors
-    return {unit: sharding.padded(numel) for unit, numel in sizes.items() if numel}
+    own = sharding.of_experts(strategy.ep, strategy.tp if strategy.whole_experts else 1)
+    return {unit: (own if unit[0] == EXPERTS else sharding).padded(numel) for unit, numel in sizes.items() if numel}
 
 
 @cache
@@ -124,6 +143,9 @@ def _shares(model: ModelSpec, strategy: Strategy, embeds: bool) -> dict[Sublayer
         for weight in rows:
             kind, _ = unit_of(PlacedSublayer(site).prefix + weight.name, len(weight.shape))
             found[site][kind] += strategy.share(model, weight)
+    if model.experts:
+        one = sum(strategy.share(model, weight) for weight in rows_of(model, embeds=embeds)["experts"])
+        found["moe"][EXPERTS] = one * (model.experts.count // strategy.ep)
     return found
 
 
@@ -214,6 +236,10 @@ class UnitTraffic:
 
     def _sent(self, *found: Sent) -> list[Sent]:
         return [one for one in found if one.ranks > 1]
+
+
+EXTRA_BYTES = 16
+"""Bytes behind a token's row that is sent to an expert: the expert's weight, padded."""
 
 
 def unit_traffic(

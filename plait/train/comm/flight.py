@@ -82,7 +82,8 @@ class LoggedWire:
     def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> Flight | DeviceFlight:
         """Start an exchange of unequal parts. Its signature is of the data of all ranks together,
         because each rank's own part differs."""
-        step, name = self.log.within(self.label)
+        log = self.log
+        step, name = (log.step, self.op) if self.op else log.within(self.label)
         dtype, sent = str(source.dtype).removeprefix("torch."), sum(splits.out) - splits.out[self.rank]
         size = sent * source.element_size() * self.size // max(1, self.size - 1)  # records derive sent bytes from it
         signed = size, call_of("all_to_all", dtype), signature_of("all_to_all", dtype, splits.total, splits.total)

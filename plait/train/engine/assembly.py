@@ -168,6 +168,9 @@ def assemble(
                     sharding=groups.sharding,
                     sequence=groups.sequence,
                     shard_rank=groups.replica,
+                    experts=groups.experts,
+                    expert_sharding=groups.expert_sharding,
+                    expert_rank=groups.expert_rank,
                 ),
                 seed=plan.seed,
                 dtype=torch_dtype(plan.workload.precision),
@@ -177,6 +180,7 @@ def assemble(
         ]
     )
     gradients = Gradients(models)
+    gradients.expert_factor = groups.expert_factor
     return RankPart(
         plan=plan,
         rank=rank,
@@ -186,8 +190,8 @@ def assemble(
         lanes=Lanes(plan, rank, device, recorder),
         device=device,
         recorder=recorder,
-        shards=Shards(models, gradients, groups.shards, device, recorder, plan.workload.reduce_dtype)
-        if groups.mesh.replicas > 1
+        shards=Shards(models, gradients, groups.wires, device, recorder, plan.workload.reduce_dtype)
+        if groups.mesh.replicas > 1 or groups.expert_mesh.replicas > 1
         else None,
         eval_batches=eval_batches,
     )

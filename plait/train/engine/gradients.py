@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.train.comm.wire import Wire, sum_over
+from plait.train.model.pieces import Piece
 from plait.train.model.transformer import Share
 from plait.train.model.units import ShardBox, UnitStore
 
@@ -30,6 +31,8 @@ class Gradients:
         first = next(iter(model.units.values())).kept
         self.dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         self.model = model
+        self.expert_factor = 1.0
+        """Factor of routed experts in ``norm_square``: they have other numbers of copies on ranks."""
         sizes = [store.numel // store.grads for store in model.units.values()]
         self.flat = torch.zeros(sum(sizes), dtype=self.dtype, device=first.device)
         self.shards = dict(zip(model.units, self.flat.split(sizes), strict=True))
@@ -120,13 +123,16 @@ class Gradients:
         for held, view in self.held:
             if not held.piece.copy:
                 # A blocked sum is exact enough for clipping in fp32, and does not copy the gradients to fp64.
-                square += torch.linalg.vector_norm(view, dtype=view.dtype).double().square() / held.piece.replicas
+                square += torch.linalg.vector_norm(view, dtype=view.dtype).double().square() / self._copies(held.piece)
         return square
+
+    def _copies(self, piece: Piece) -> float:
+        return piece.replicas / (self.expert_factor if piece.routed else 1.0)
 
     def _norm_square_at_once(self) -> Tensor:
         """Return the same in a few kernels, however many pieces there are; summed in another
         order."""
-        counted = [(held.piece.replicas, view) for held, view in self.held if not held.piece.copy]
+        counted = [(self._copies(held.piece), view) for held, view in self.held if not held.piece.copy]
         if not counted:
             return torch.zeros((), dtype=torch.float64, device=self.flat.device)
         norms = torch.stack(torch._foreach_norm([view for _, view in counted])).double()  # type: ignore[attr-defined]

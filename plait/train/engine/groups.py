@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 
 from plait.core.job.plan import Plan
-from plait.core.parallel.layout import ContextSplit, Layout, Mesh
-from plait.core.parallel.sharding import Level, Sharding, sharing
+from plait.core.parallel.layout import ContextSplit, ExpertMesh, Layout, Mesh
+from plait.core.parallel.sharding import EXPERTS, Level, Sharding, sharing
 from plait.core.step.stages import TiedGradient
 from plait.train.comm.log import Log
 from plait.train.comm.tree import FAN, TreeWire
 from plait.train.comm.wire import Exchanger, NullWire, Wire, open_wire, sum_over
 from plait.train.engine.shards import Axis
 from plait.train.machine.device import RankDevice
+from plait.train.model.expert_layer import ALL_EXPERTS, ExpertGroup
 from plait.train.model.sequence import ALONE, SequenceGroup
 
 UNTIED = TiedGradient((), 0, 0, True)
@@ -32,7 +33,9 @@ class Groups:
     levels over ranks that hold the same weights; shards: the groups, by axis. sequence: groups that
     share its sequences. tied: the ranks of first and last stage with which it sums the gradient of
     tied embeddings; tie: which part. matrices: the ranks with which it shares matrices that Muon
-    needs whole.
+    needs whole. experts: the groups in which experts are shared out; expert_sharding,
+    expert_shards, expert_rank: of routed experts, as ``sharding``, ``shards`` and ``replica`` are of
+    other parameters.
     """
 
     layout: Layout
@@ -47,6 +50,22 @@ class Groups:
     sequence: SequenceGroup = ALONE
     shards: Mapping[Axis, Wire] = field(default_factory=dict)
     tie: TiedGradient = UNTIED
+    experts: ExpertGroup = ALL_EXPERTS
+    expert_sharding: Sharding = field(default_factory=Sharding)
+    expert_shards: Mapping[Axis, Wire] = field(default_factory=dict)
+    expert_mesh: ExpertMesh = field(default_factory=lambda: ExpertMesh(Mesh(0)))
+    expert_rank: int = 0
+
+    @property
+    def expert_factor(self) -> float:
+        """Copies of other parameters on ranks, over those of routed experts."""
+        own = self.expert_sharding.optim / self.expert_mesh.replicas
+        return own / (self.sharding.optim / self.mesh.replicas)
+
+    @property
+    def wires(self) -> dict[str, Mapping[Axis, Wire]]:
+        """The groups of every axis of sharding, by kind of unit; "" for all kinds but experts."""
+        return {"": self.shards, EXPERTS: self.expert_shards}
 
     @property
     def mesh(self) -> Mesh:
@@ -79,6 +98,7 @@ def open_groups(plan: Plan, rank: int, device: RankDevice, log: Log | None = Non
         axis: open_group(_shard_group(own, rank, plan.shardings[pp_rank], axis), axis) for axis in AXES
     }
     heads, ring = (open_group(_sequence_group(own, rank, cut, kind), kind) for kind in ("ulysses", "ring"))
+    experts = _ExpertGroups(plan, own, rank)
     return Groups(
         layout,
         pp_rank,
@@ -93,7 +113,45 @@ def open_groups(plan: Plan, rank: int, device: RankDevice, log: Log | None = Non
         SequenceGroup(heads, ring),
         shards,
         tie,
+        **experts.open(open_group),
     )
+
+
+class _ExpertGroups:
+    """The groups of a rank in which routed experts are shared out, sharded and balanced."""
+
+    def __init__(self, plan: Plan, mesh: Mesh, rank: int) -> None:
+        self.plan, self.rank, self.settings = plan, rank, plan.model.experts
+        strategy = plan.strategy
+        self.mesh = ExpertMesh(mesh, strategy.ep, strategy.whole_experts)
+        among = mesh.tp if strategy.whole_experts else 1
+        self.sharding = plan.shardings[plan.layout.pp_rank_of(rank)].of_experts(strategy.ep, among)
+
+    def open(self, open_group: Callable[[Sequence[int], str], Wire]) -> dict[str, Any]:
+        """Return the fields of ``Groups`` about experts; none for a model without experts."""
+        settings, mesh, rank = self.settings, self.mesh, self.rank
+        if settings is None:
+            return {}
+        ep = mesh.group_of(rank)
+        counted = mesh.everyone(rank) if settings.balance == "dp" and settings.balance_loss else ep
+        wires = {name: open_group(group, name) for name, group in (("ep", ep), ("routes", mesh.sequence_of(rank)))}
+        counts = wires["ep"] if counted == ep else open_group(counted, "counts")
+        group = ExpertGroup(
+            cast("Exchanger", wires["ep"]), counts, wires["routes"], counted.index(ep[0]),
+            mesh.experts(rank, settings.count),
+        )  # fmt: skip
+        return {
+            "experts": group,
+            "expert_sharding": self.sharding,
+            "expert_shards": {axis: open_group(self._shards(axis), f"experts {axis}") for axis in AXES},
+            "expert_mesh": mesh,
+            "expert_rank": mesh.replica(rank),
+        }
+
+    def _shards(self, axis: Axis) -> tuple[int, ...]:
+        replicas, at = self.mesh.replicas_of(self.rank), self.mesh.replica(self.rank)
+        found = self.sharding.neighbours(at) if axis == "secondary" else self.sharding.group(at, axis, len(replicas))
+        return tuple(replicas[i] for i in found)
 
 
 def _connected(wire: Wire, device: RankDevice) -> Wire:

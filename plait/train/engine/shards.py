@@ -33,7 +33,8 @@ Axis = Level | Literal["secondary"]
 
 
 class Shards:
-    """One rank's shards of all units. wires: the process group of every sharding level.
+    """One rank's shards of all units. wires: the process group of every sharding level, by kind of
+    unit (``experts``; "" for all others).
     reduce_dtype: the type in which gradients are summed over ranks; over micro-batches they are
     accumulated in their own type.
 
@@ -44,14 +45,14 @@ class Shards:
         self,
         model: Share,
         gradients: Gradients,
-        wires: Mapping[Axis, Wire],
+        wires: Mapping[str, Mapping[Axis, Wire]],
         device: RankDevice,
         recorder: Recorder | None,
         reduce_dtype: SmallType = "master",
     ) -> None:
         self.units, self.gradients, self.recorder = model.units, gradients, recorder
         self.device = device
-        self.wires: dict[Axis, Wire] = dict(wires)
+        self.wires = wires
         self.sent: Counter[str] = Counter()
         self.watch: Callable[[UnitStore, Tensor], None] | None = None
         """Callback that receives every unit's gradient of this rank alone, before it is reduced."""
@@ -98,7 +99,7 @@ class Shards:
             if store.whole or store.grads > 1:
                 levels |= {"params": numel, "grads": numel // sharding.params}
             for axis, size in levels.items():
-                if (ranks := self.wires[axis].size) > 1:
+                if (ranks := self._wire(store, axis).size) > 1:
                     given.append(size)
                     come += [size // ranks] if axis != "replicas" else []
         self._rounded = {"given": self._new(max(given), torch.bfloat16), "come": self._new(max(come), torch.bfloat16)}
@@ -143,13 +144,13 @@ class Shards:
 
     def _gather(self, store: UnitStore, slot: Tensor, forward: bool) -> None:
         if store.second is None:
-            self._run("params", "all_gather", slot, store.kept)
+            self._run(store, "params", "all_gather", slot, store.kept)
         elif forward:
-            self._run("params", "all_gather", slot, store.kept)
+            self._run(store, "params", "all_gather", slot, store.kept)
             k = store.sharding.secondary
             store.second.copy_(slot.view(k, -1)[store.rank % k])
         else:
-            self._run("secondary", "all_gather", slot, store.second)
+            self._run(store, "secondary", "all_gather", slot, store.second)
 
     # ---- gradients ----
 
@@ -202,13 +203,13 @@ class Shards:
             self.watch(store, shard if full is None else full)
         if full is not None:
             own, mine = full[store.part("params")], full[store.part("grads")]
-            self._sum("params", "reduce_scatter", own, full)
-            self._sum("grads", "reduce_scatter", mine, own)
+            self._sum(store, "params", "reduce_scatter", own, full)
+            self._sum(store, "grads", "reduce_scatter", mine, own)
             shard = mine if store.whole else shard.add_(mine)
         if last:
             final = self.gradients.final[store.unit]
-            self._sum("optim", "reduce_scatter", final, shard)
-            self._sum("replicas", "all_reduce", final, final)
+            self._sum(store, "optim", "reduce_scatter", final, shard)
+            self._sum(store, "replicas", "all_reduce", final, final)
 
     # ---- after the optimizer ----
 
@@ -242,10 +243,10 @@ class Shards:
     def _publish(self, store: UnitStore) -> None:
         kept = store.kept
         own, held = kept[store.part("params", "params")], kept[store.part("grads", "params")]
-        self._run("optim", "all_gather", held, kept[store.part("optim", "params")])
-        self._run("grads", "all_gather", own, held)
+        self._run(store, "optim", "all_gather", held, kept[store.part("optim", "params")])
+        self._run(store, "grads", "all_gather", own, held)
         if store.whole:
-            self._run("params", "all_gather", kept, own)
+            self._run(store, "params", "all_gather", kept, own)
 
     # ---- the background ----
 
@@ -270,20 +271,23 @@ class Shards:
         if self.recorder:
             self.recorder.end(number)
 
-    def _sum(self, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
+    def _wire(self, store: UnitStore, axis: Axis) -> Wire:
+        return self.wires.get(store.unit[0], self.wires[""])[axis]
+
+    def _sum(self, store: UnitStore, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
         """Sum gradients over ranks, rounded to bf16 if the job asks for it."""
-        if not self._rounds or self.wires[axis].size == 1:
-            self._run(axis, kind, result, source)
+        if not self._rounds or self._wire(store, axis).size == 1:
+            self._run(store, axis, kind, result, source)
             return
         given = self._rounded["given"][: source.numel()].copy_(source)
         come = given if kind == "all_reduce" else self._rounded["come"][: result.numel()]
-        self._run(axis, kind, come, given)
+        self._run(store, axis, kind, come, given)
         result.copy_(come)
 
-    def _run(self, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
+    def _run(self, store: UnitStore, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
         """Run one collective in the background thread. In a group of one rank, result and source
         are the same memory."""
-        wire = self.wires[axis]
+        wire = self._wire(store, axis)
         if wire.size > 1:
             self.sent[axis] += wire_bytes(kind, result, source, wire.size)
             wire.start(kind, result, source).wait()

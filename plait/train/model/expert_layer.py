@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from plait.core.model.experts import Experts
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
+from plait.core.step.traffic import EXTRA_BYTES
 from plait.train.comm.wire import Exchanger, NullWire, Wire
 from plait.train.model.basics import SliceContext, WeightModule
 from plait.train.model.sublayers import Sublayer
@@ -93,7 +94,7 @@ class ExpertLayer(Sublayer):
 def extra_columns(dtype: torch.dtype) -> int:
     """Return the columns that a row of numbers of ``dtype`` has for its expert's weight: 16 bytes,
     so that rows stay aligned."""
-    return 16 // dtype.itemsize
+    return EXTRA_BYTES // dtype.itemsize
 
 
 def packed(rows: Tensor, numbers: Tensor) -> Tensor:

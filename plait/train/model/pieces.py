@@ -51,6 +51,11 @@ class Piece:
             return self.shape
         return (*self.shape[: self.dim], self.stop - self.start, *self.shape[self.dim + 1 :])
 
+    @property
+    def routed(self) -> bool:
+        """True for a routed expert's tensor."""
+        return ".experts." in self.name
+
     def view(self, parameter: Tensor) -> Tensor:
         """Return the piece's view of its parameter (or of a gradient or optimizer state of the same
         shape)."""

@@ -243,7 +243,7 @@ class StageTensors:
         graph, known = self.graph, _known()
         around = graph.segments[max(0, index - 1) : index + 2]
         alike = [(site, graph.recomputed_kinds(site, layer), self._apart(site, layer)) for site, layer in around]
-        facts = graph.p2, graph.sequence_parallel, graph.communicates, graph.attention, graph.recompute
+        facts = graph.p2, graph.sequence_parallel, graph.communicates, graph.attention, graph.experts, graph.recompute
         key = index == 0, tuple(alike), facts, self.dropped, self.within
         if key not in known:
             known[key] = self._program(index)
@@ -349,7 +349,7 @@ class StageTensors:
             scattered=graph.sequence_parallel, again=Kind.CORE_RECOMPUTE in graph.recomputed_kinds(site, layer),
             within=self.within,
             twice=Kind.ROW_RECOMPUTE in graph.recomputed_kinds(site, layer), rejoins=graph.readds_stream(site, layer),
-            anew=before == "mlp" and graph.readds_stream(before, level),
+            anew=before in ("mlp", "moe") and graph.readds_stream(before, level),
         )  # fmt: skip
 
     def _about_branch(self, site: Site, branch: Path) -> set[str]:

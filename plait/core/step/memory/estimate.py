@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, cast
 
-from plait.core.model.experts import refuse_experts
 from plait.core.model.precision import Precision
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.layout import Layout
-from plait.core.parallel.sharding import OptimizerName, Sharding, buffer_numel
+from plait.core.parallel.sharding import EXPERTS, OptimizerName, Sharding, buffer_numel
 from plait.core.parallel.strategy import SLICED, Overlap, Recompute, ShardOverlap, Strategy
 from plait.core.step.columns.points import (
     NAMES,
@@ -32,7 +31,7 @@ from plait.core.step.columns.points import (
 from plait.core.step.memory.activations import Activations, TracedBatch
 from plait.core.step.memory.memory_options import MemoryOptions
 from plait.core.step.memory.pipeline_memory import Peak, PipelineMemoryTrace, stage_activations
-from plait.core.step.memory.states import WORKSPACE, HeldStates, position_tables, states_of_pp_rank
+from plait.core.step.memory.states import WORKSPACE, HeldStates, States, position_tables, states_of_pp_rank, unit_counts
 from plait.core.step.schedules import generate, planned_shape
 from plait.core.step.seconds.sharding_costs import muon_bytes
 from plait.core.step.segments import Phase
@@ -128,10 +127,8 @@ def estimate(step: Step, *, gpu: bool = False, traffic: bool = True) -> Estimate
     """Return the memory and traffic of every pp rank.
 
     gpu: True if each rank has a GPU: norms are fused, and reductions keep nothing. traffic: True to
-    count bytes sent, too, which takes as long as the memory. Raises JobError for a model with
-    experts, which instruction lists do not support.
+    count bytes sent, too, which takes as long as the memory.
     """
-    refuse_experts(step.model, "walked")
     memories = [PipelineRankMemory(step, index, gpu) for index in range(len(step.layout.degrees))]
     return Estimate(
         parameters=step.model.num_parameters,
@@ -218,6 +215,12 @@ class PipelineRankMemory:
                 reduced_bytes=work.reduced if work.reduced != work.master and pipeline_rank.mesh.replicas > 1 else None,
             ),
         )  # fmt: skip
+        if self._routed.units:
+            own = states_of_pp_rank(
+                self._routed, pipeline_rank.expert_sharding, itemsize=work.itemsize,
+                options=MemoryOptions(gpu=self.gpu, optimizer=work.optimizer, moment_bytes=work.moment),
+            )  # fmt: skip
+            lasting = States(*(a + b for a, b in zip(astuple(lasting), astuple(own), strict=True)))
         buffers = lasting.buffers + walked.staging * (not self.gpu)
         if work.optimizer == "muon":
             shared = pipeline_rank.mesh.replicas // pipeline_rank.sharding.optim
@@ -233,8 +236,14 @@ class PipelineRankMemory:
         tables = position_tables(
             step.model, pipeline_rank.strategy, sequence=step.workload.sequence, itemsize=step.workload.itemsize
         )
-        sizes = Counter((kind, numel) for (kind, _), numel in pipeline_rank.unit_sizes.items())
-        return HeldStates(sizes, tables=len(pipeline_rank.stages) * tables)
+        units = {unit: numel for unit, numel in pipeline_rank.unit_sizes.items() if unit[0] != EXPERTS}
+        return HeldStates(unit_counts(units), tables=len(pipeline_rank.stages) * tables)
+
+    @property
+    def _routed(self) -> HeldStates:
+        """Units of routed experts, with their padding."""
+        units = {unit: numel for unit, numel in self.pipeline_rank.unit_sizes.items() if unit[0] == EXPERTS}
+        return HeldStates(unit_counts(units), bare=True)
 
     def sent(self) -> dict[str, int]:
         """Return the bytes sent per step, by axis, without zeros."""
@@ -255,8 +264,8 @@ class PipelineRankMemory:
 
 def _alike(model: ModelSpec, stage: Stage) -> Stage:
     """Return a canonical stage that stands for every stage with the same memory. Layers count as
-    equal unless they work on different sequence lengths."""
-    if model.levels:
+    equal unless they differ in sequence length or experts."""
+    if not model.uniform_layers:
         return stage
     first = 0 if stage.embeds else 1
     return Stage(first, 3 - stage.embeds - stage.heads, first, stage.num_layers)

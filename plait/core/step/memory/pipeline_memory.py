@@ -55,7 +55,7 @@ def stage_activations(model: ModelSpec, strategy: Strategy, stage: Stage, micro:
     again = count if limit is None else min(limit, count)
     plain = count - again
     few = min(again, TRACED_RECOMPUTED if plain else TRACED_LAYERS), min(plain, TRACED_LAYERS)
-    if model.levels or (again, plain) == few:
+    if not model.uniform_layers or (again, plain) == few:
         return walked(again, plain)
     # Bytes that a layer keeps do not depend on the order of ops.
     found, base = walked(*few), walked(*few, "sync")

@@ -21,6 +21,7 @@ from plait.core.model.spec import ModelSpec
 from plait.core.model.weights import normed, widths
 from plait.core.parallel.strategy import Strategy, slice_sizes
 from plait.core.step.ops import Number, Path, at_least_one, exchanged
+from plait.core.step.traffic import EXTRA_BYTES
 
 Site: TypeAlias = str
 
@@ -29,7 +30,8 @@ Site: TypeAlias = str
 class RankLoad:
     """One rank's part of a micro-batch, as numbers or arrays. tp, cp, ring: degrees. tokens: of one
     sequence. shares: sequences of every slice. sharded: number of tensor-parallel ranks among which
-    the residual stream is divided (1 without sequence parallelism)."""
+    the residual stream is divided (1 without sequence parallelism). ep: ranks that share out experts.
+    routing_tp: tensor-parallel ranks that share out the tokens to be routed."""
 
     tp: Number
     cp: Number
@@ -37,13 +39,16 @@ class RankLoad:
     tokens: Number
     shares: tuple[Number, ...]
     sharded: Number
+    ep: int = 1
+    routing_tp: int = 1
 
     @staticmethod
     def of(strategy: Strategy, *, batch: int, sequence: int) -> RankLoad:
         """Return the part of a rank under one strategy."""
         return RankLoad(
             tp=strategy.tp, cp=strategy.cp, ring=strategy.ring, tokens=sequence // strategy.cp,
-            shares=tuple(slice_sizes(batch, strategy.p1)), sharded=strategy.tp if strategy.sequence_parallel else 1,
+            shares=tuple(slice_sizes(batch, strategy.p1)), sharded=strategy.tp if strategy.sequence_parallel else 1, ep=strategy.ep,
+            routing_tp=strategy.tp if strategy.whole_experts else 1,
         )  # fmt: skip
 
 
@@ -61,7 +66,11 @@ class Sizes:
         sequence has been halved. at: index of the slice."""
         key = branch, site, level, at
         if key not in self._known:
-            made = {"attn": SharedAttentionSizes if np.any(self.rank.cp > 1) else AttentionSizes, "mlp": MlpSizes}
+            made = {
+                "attn": SharedAttentionSizes if np.any(self.rank.cp > 1) else AttentionSizes,
+                "mlp": SharedExpertSizes if site == "moe" else MlpSizes,
+                "experts": ExpertSizes,
+            }
             self._known[key] = made.get(branch, SegmentSizes)(self, site, level, at)
         return self._known[key]
 
@@ -248,6 +257,66 @@ class MlpSizes(BranchSizes):
         inner, gated = self.row * self.spec.letters.F // self.rank.tp, self.spec.gated
         self.z, self.o, self.saved = inner * (1 + gated), inner, inner * gated
         self.core, self.core_back = inner * (1 + gated), 2 * inner * (1 + gated)
+
+
+class SharedExpertSizes(MlpSizes):
+    """Sizes of all shared experts, which are one MLP; 0 without shared experts."""
+
+    branch = "moe"
+
+    def __init__(self, sizes: Sizes, site: Site, level: int, at: int) -> None:
+        super().__init__(sizes, site, level, at)
+        inner = self.row * self.spec.letters.G // self.rank.tp
+        self.z, self.o, self.saved, self.core, self.core_back = 2 * inner, inner, inner, 2 * inner, 4 * inner
+
+
+class ExpertSizes(BranchSizes):
+    """Sizes of routed experts, in bytes, if tokens are spread evenly over experts.
+
+    logits: of the router. chosen, choices: experts of a token, as numbers of 8 bytes. weights: of a
+    token's experts; row_weights: of rows. routes, all_routes: choices of this rank, and of all ranks
+    of its sequences. routed: rows of experts; packed: with a factor behind each. Others: working
+    memory of the ops that name them in ``core.step.tensors``.
+    """
+
+    branch = "experts"
+
+    def __init__(self, sizes: Sizes, site: Site, level: int, at: int) -> None:
+        super().__init__(sizes, site, level, at)
+        experts, rank = self.spec.experts, self.rank
+        assert experts is not None
+        tokens, each, master = self.rows // rank.routing_tp, experts.per_token, self.master
+        rows = round(tokens * experts.load)
+        inner = rows * experts.ffn_hidden * self.itemsize // (rank.tp // rank.routing_tp)
+        self.held = experts.count // rank.ep
+        self.logits, self.chosen, self.choices = tokens * experts.count * master, tokens * each * 8, tokens * each * 8
+        self.weights, self.row_weights = tokens * each * master, rows * master
+        self.routes = tokens * (each + 1) * 4
+        self.all_routes = self.routes * rank.cp * rank.routing_tp
+        self.routed, self.packed = rows * self.spec.hidden * self.itemsize, 0
+        self.packed = self.routed + rows * EXTRA_BYTES
+        wide = tokens * self.spec.hidden * master
+        self.scoring, self.scoring_back = wide + 3 * self.logits, wide + 4 * self.logits
+        self.counting = tokens * experts.count * 12
+        self.packing = self.packed + self.routed
+        self.z, self.o, self.saved = 2 * inner, inner, inner
+        self.core, self.core_back = 2 * inner, 4 * inner
+        self.second = inner + 2 * self.routed
+        self.summing = self.summing_back = tokens * each * self.spec.hidden * self.itemsize
+
+    @property
+    def first_product(self) -> Number:
+        """Bytes of the temporary results of the gradients of all first weights."""
+        return self.held * super().first_product
+
+    @property
+    def second_product(self) -> Number:
+        """Bytes of the temporary results of the gradients of all second weights."""
+        return self.held * super().second_product
+
+    def _widths(self) -> tuple[Number, Number]:
+        width = self.spec.letters.I / (self.rank.tp // self.rank.routing_tp)
+        return 2 * width, width
 
 
 class AttentionSizes(BranchSizes):

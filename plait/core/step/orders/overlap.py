@@ -365,7 +365,12 @@ def _fewer(graph: SegmentGraph, layers: int) -> SegmentGraph:
     again = graph.recomputed
     if again is not None and 0 < again < graph.num_layers:
         again = min(layers - 1, max(1, round(again * layers / graph.num_layers)))
-    return replace(graph, num_layers=layers, recomputed=again, resampling=())
+    routed = graph.experts
+    if routed:
+        sampled = [graph.first_layer + at * graph.num_layers // layers for at in range(layers)]
+        kept = tuple(graph.first_layer + at for at, layer in enumerate(sampled) if layer in routed.layers)
+        routed = replace(routed, layers=kept)
+    return replace(graph, num_layers=layers, recomputed=again, resampling=(), experts=routed)
 
 
 def _rounded(compute: list[float], wire: list[float]) -> tuple[list[float], list[float]]:
@@ -388,7 +393,7 @@ def known_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, batc
     first = 0 if graph.resampling else graph.first_layer
     sizes = slice_sizes(batch, graph.p1)
     alike = graph.p1 if len(set(sizes)) == 1 else batch  # with equal slices the size does not matter
-    ordered = _ordered(replace(graph, first_layer=graph.first_layer - first), overlap, *_scaled(costs), alike)
+    ordered = _ordered(graph.moved(-first), overlap, *_scaled(costs), alike)
     return [later(one, first) for one in ordered] if first else ordered
 
 

@@ -75,13 +75,14 @@ def segment_costs(model: ModelSpec, strategy: Strategy, *, batch: int, sequence:
     passed = FLOPS_PER_BYTE * ITEMSIZE
     work = _products(model, strategy, tokens, sequence)
     stream = tokens * model.hidden / (strategy.tp if strategy.sequence_parallel else 1)
-    for site in ("embed", *LAYERS, "head"):
+    sites = tuple(site for site in LAYERS if site != "moe" or model.experts)
+    for site in ("embed", *sites, "head"):
         for kind, times in PASSES.get(site, LAYER_PASSES).items():
             work[f"{site}.{kind}"] = work.get(f"{site}.{kind}", 0.0) + passed * times * stream
     if strategy.recompute == "layer":
-        work["mlp.M"] = work["mlp.N"]  # an addition, too
+        work |= {f"{site}.M": work[f"{site}.N"] for site in ("mlp", "moe") if site in sites}  # an addition, too
     if strategy.recompute not in AGAIN_PRODUCTS:
-        for site in LAYERS:
+        for site in sites:
             key = f"{site}.{Kind.COLUMN_RECOMPUTE}"
             work[key] = work.get(key, 0.0) + passed * 4 * stream
     if strategy.cp > 1:
@@ -89,7 +90,28 @@ def segment_costs(model: ModelSpec, strategy: Strategy, *, batch: int, sequence:
         again = (Kind.CORE_RECOMPUTE,) if strategy.ring > 1 else ()  # keys and values received from the ring are kept
         for kind in (Kind.RING_SEND_GRAD, Kind.HEADS_EXCHANGE_GRAD, Kind.COLUMN_OUTPUT_GRAD, *again):
             work |= {f"{site}.{kind}": moved for site in ATTENDS}
+    if model.experts:
+        _add_experts(work, model, strategy, tokens)
     return SegmentCosts({op: value / FLOPS for op, value in work.items()}, _sent(model, strategy, tokens))
+
+
+def _add_experts(work: dict[str, float], model: ModelSpec, strategy: Strategy, tokens: int) -> None:
+    """Add the FLOPs of experts whose tokens are spread evenly: of shared ones as of an MLP, of
+    routed ones, and the copies of their rows."""
+    experts = model.experts
+    assert experts is not None
+    own = tokens / (strategy.tp if strategy.whole_experts else 1)
+    rows, routing = own * experts.load, 2 * own * model.hidden * experts.count
+    first, second = (2 * rows * model.hidden * times * experts.ffn_hidden / strategy.expert_tp for times in (2, 1))
+    copied = FLOPS_PER_BYTE * ITEMSIZE * 2 * rows * model.hidden
+    again = first if strategy.recompute in AGAIN_PRODUCTS else 0.0
+    for kind, value in (
+        (Kind.ROUTER, routing), (Kind.DISPATCH, copied), (Kind.DISPATCH_RECOMPUTE, copied),
+        (Kind.EXPERTS, first + second + copied), (Kind.COLUMN_RECOMPUTE, again), (Kind.ROW_FORWARD, copied),
+        (Kind.ROW_DGRAD, copied), (Kind.EXPERTS_BACKWARD, first + second + copied),
+        (Kind.ROUTER_BACKWARD, 2 * routing), (Kind.COLUMN_DGRAD, copied), (Kind.WGRAD, first + second),
+    ):  # fmt: skip
+        work[f"moe.{kind}"] = work.get(f"moe.{kind}", 0.0) + value
 
 
 def _products(model: ModelSpec, strategy: Strategy, tokens: int, sequence: int) -> dict[str, float]:
@@ -99,13 +121,14 @@ def _products(model: ModelSpec, strategy: Strategy, tokens: int, sequence: int) 
     rows = strategy.padded_vocab(model) / strategy.tp
     pairs = 4 * tokens * model.mean_keys(sequence) / 2  # causal: half the square
     for branch, sites in BRANCHES:
-        first, last = (0.0, 0.0) if branch == "head" else strategy.widths(model, branch)
-        dims = Dims(T=tokens, H=model.hidden, Z=first, O=last, V=rows)
-        for kind, step in _counted(branch, strategy.recompute, shared=strategy.cp > 1):
-            flops = dims.flops(step) if step.product else pairs * last * SCORES[step.attends]
-            for site in sites:
-                key = site + kind
-                work[key] = work.get(key, 0.0) + flops
+        for names, weights in ((sites, branch), (("moe",), "moe"))[: 1 + (branch == "mlp" and bool(model.experts))]:
+            first, last = (0.0, 0.0) if branch == "head" else strategy.widths(model, weights)
+            dims = Dims(T=tokens, H=model.hidden, Z=first, O=last, V=rows)
+            for kind, step in _counted(branch, strategy.recompute, shared=strategy.cp > 1):
+                flops = dims.flops(step) if step.product else pairs * last * SCORES[step.attends]
+                for site in names:
+                    key = site + kind
+                    work[key] = work.get(key, 0.0) + flops
     return work
 
 
@@ -134,13 +157,24 @@ def _sent(model: ModelSpec, strategy: Strategy, tokens: int) -> dict[str, float]
         "qkv_bytes": there * (ulysses - 1) / ulysses / BANDWIDTH,
         "attention_bytes": back * (ulysses - 1) / ulysses / BANDWIDTH,
         "kv_bytes": block * (ring - 1) / BANDWIDTH,
+        **_sent_to_experts(model, strategy, tokens),
     }
     return {  # an op's first row wins
         f"{site}.{kind}": seconds[send.whole]
         for send in reversed(SENDS)
-        if send.axis != "ep"  # instruction lists have no experts
+        if send.whole in seconds
         for site, kind in product(send.sites or ("embed", *LAYERS, "head"), send.kinds)
+        if site != "moe" or model.experts
     }
+
+
+def _sent_to_experts(model: ModelSpec, strategy: Strategy, tokens: int) -> dict[Whole, float]:
+    """Return the seconds of experts' exchanges; empty for a model without experts."""
+    if model.experts is None:
+        return {}
+    own = tokens / (strategy.tp if strategy.whole_experts else 1)
+    rows = own * model.experts.load * model.hidden * ITEMSIZE
+    return {"routed": rows * (strategy.ep - 1) / strategy.ep / BANDWIDTH, "routes": 0.0, "counts": 0.0}
 
 
 class Durations:
