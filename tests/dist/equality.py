@@ -212,7 +212,8 @@ def trained(
             w.grad = None
         loss = loss_of(step)
         (loss + getattr(reference, "auxiliary", 0.0)).backward()
-        gradients = {name: w.grad.clone() for name, w in weights.items() if w.grad is not None}
+        # An expert to which no token went has no gradient.
+        gradients = {name: torch.zeros_like(w) if w.grad is None else w.grad.clone() for name, w in weights.items()}
         norm = torch.sqrt(sum((g.square().sum() for g in gradients.values()), torch.zeros(()))).item()
         if step == 0:
             found |= {"loss": loss.item(), "norm": norm, "gradients": gradients}

@@ -68,7 +68,8 @@ def drawn(number: int) -> Pipeline:
             "first_dense": chance.choice((0, 0, 1)),
         }  # fmt: skip
         strategy = {
-            "ep": ep, "whole_experts": whole, "cp": cp, "ring": chance.choice((1, cp)), "p1": chance.choice((1, 2)),
+            "ep": ep, "whole_experts": whole, "cp": cp, "ring": chance.choice((1, cp)),
+            "p1": chance.choice((1, min(2, 4 // dp))),
             "p2": chance.choice((1, 2)), "sequence_parallel": tp > 1 and chance.random() < 0.5,
             "recompute": chance.choice(("none", "selective", "full", "layer")),
             "overlap": chance.choice(("domino", "async", "sync")),

@@ -18,6 +18,9 @@ from plait.core.parallel.strategy import Strategy
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.pieces import initialise, pieces
 
+TOGETHER = 4
+"""Sequences of a micro-batch, where experts are balanced over one."""
+
 
 class Reference:
     """Weights by logical name; ``loss`` builds one ordinary autograd graph."""
@@ -155,7 +158,6 @@ class Reference:
         activated = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
         return self._linear(f"{at}.down", activated)
 
-
     def _experts(self, at: str, n: Tensor) -> Tensor:
         """Token by token. A full expert takes no further token of the same sequence."""
         settings = self.spec.experts
@@ -182,7 +184,7 @@ class Reference:
                 rows.append(row)
         share = counts / counts.sum(-1, keepdim=True)
         if settings.balance != "sequence":
-            share = share.mean(0, keepdim=True)
+            share = share.unflatten(0, (-1, TOGETHER)).mean(1).repeat_interleave(TOGETHER, 0)
         even = scores / scores.sum(-1, keepdim=True)
         balance = settings.count * (share[:, None] * even).sum(-1).mean()
         z = logits.exp().sum(-1).log().square().mean()

@@ -19,7 +19,9 @@ Sublayer = Literal["embed", "attn", "mlp", "moe", "experts", "down", "up", "head
 Cut = Literal["", "even", "expert", "kv", "words"]
 Letter = Literal["H", "2H", "Q", "2Q", "K", "F", "V", "P", "D", "A", "B", "B+R", "Q+R", "E", "G", "I"]
 Sums = Literal["never", "cut", "always"]
-Condition = Literal["", "biased", "gated", "learned", "untied", "own norm", "own bias", "qk_norm", "direct", "latent", "shared"]
+Condition = Literal[
+    "", "biased", "gated", "learned", "untied", "own norm", "own bias", "qk_norm", "direct", "latent", "shared"
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,9 +39,7 @@ NEEDS: dict[Kind, tuple[Kind, ...]] = {
     Kind.COLUMN_DGRAD: (Kind.ROUTER_BACKWARD,),
 }
 """Ops of the same segment and slice that an op needs, besides those of any sublayer."""
-EXCHANGED = frozenset(
-    (Kind.DISPATCH, Kind.EXPERTS, Kind.DISPATCH_RECOMPUTE, Kind.ROW_DGRAD, Kind.EXPERTS_BACKWARD)
-)
+EXCHANGED = frozenset((Kind.DISPATCH, Kind.EXPERTS, Kind.DISPATCH_RECOMPUTE, Kind.ROW_DGRAD, Kind.EXPERTS_BACKWARD))
 """Op kinds whose rows travel between the ranks that share out the experts."""
 
 

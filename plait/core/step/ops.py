@@ -403,7 +403,12 @@ class OrderConstraint(NamedTuple):
 
 
 ORDER_CONSTRAINTS = (
-    OrderConstraint((), (Kind.NORM_RECOMPUTE, Kind.DISPATCH_RECOMPUTE, Kind.COLUMN_RECOMPUTE, Kind.RING_SEND_BACKWARD), "behind", "memory"),
+    OrderConstraint(
+        (),
+        (Kind.NORM_RECOMPUTE, Kind.DISPATCH_RECOMPUTE, Kind.COLUMN_RECOMPUTE, Kind.RING_SEND_BACKWARD),
+        "behind",
+        "memory",
+    ),
     OrderConstraint(("head",), (Kind.COLUMN_FORWARD,), "look-up", "tied"),  # the tied weight is gathered twice
     OrderConstraint(("embed",), (Kind.WGRAD,), "head", "tied"),  # both accumulate into one gradient
     OrderConstraint(

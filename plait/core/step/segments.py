@@ -394,7 +394,9 @@ class SegmentGraph:
                 needs.append(Need(SegmentOp("head", 0, Kind.WGRAD, self.p1 - 1)))
         return needs
 
-    def _need_of_experts(self, op: SegmentOp, need: Callable[[tuple[Site, int], Kind], None], needs: list[Need]) -> None:
+    def _need_of_experts(
+        self, op: SegmentOp, need: Callable[[tuple[Site, int], Kind], None], needs: list[Need]
+    ) -> None:
         """Add the dependencies of an expert layer's op on ops of the same layer."""
         here = (op.site, op.layer)
         for kind in NEEDS.get(op.kind, ()):

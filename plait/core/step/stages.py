@@ -101,9 +101,7 @@ def rows_of(model: ModelSpec, *, embeds: bool) -> Mapping[Sublayer, Sequence[Wei
     return {site: [weight for weight in weights_of(site) if letters.has(weight.when)] for site in get_args(Sublayer)}
 
 
-def stage_weights(
-    model: ModelSpec, stage: Stage, experts: range | None = None
-) -> Iterator[tuple[str, Weight]]:
+def stage_weights(model: ModelSpec, stage: Stage, experts: range | None = None) -> Iterator[tuple[str, Weight]]:
     """Yield (name, row) of every logical tensor of a stage, in the order in which ranks hold them.
     experts: the routed experts to include; None: all."""
     rows = rows_of(model, embeds=stage.embeds)

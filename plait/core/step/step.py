@@ -254,9 +254,7 @@ class PipelineRank:
         ):
             units = {unit: numel for unit, numel in self.unit_sizes.items() if (unit[0] == EXPERTS) == routed}
             if ranks > 1:
-                found += unit_traffic(
-                    units, sharding, ranks, itemsize=work.itemsize, gradient_itemsize=work.reduced
-                )
+                found += unit_traffic(units, sharding, ranks, itemsize=work.itemsize, gradient_itemsize=work.reduced)
         return found
 
     @cached_property

@@ -231,9 +231,7 @@ def tensor_steps(site: str, kind: Kind, *, sent: bool = False, selective: bool =
     selective: True under selective recomputation, which repeats only cheap cores."""
     own, runs = paths_of(site), F if kind == Kind.COLUMN_RECOMPUTE else kind
     only = selective and kind == Kind.COLUMN_RECOMPUTE
-    runs_again = [
-        branch for branch in own if not only or branch == "experts" or steps_of(branch, kind, selective=True)
-    ]
+    runs_again = [branch for branch in own if not only or branch == "experts" or steps_of(branch, kind, selective=True)]
     found = list[BranchStep]()
     for row in TENSORS:
         if (runs in row.kinds or kind in row.kinds) and row.sent == sent and not (only and row.projects):

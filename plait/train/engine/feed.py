@@ -64,9 +64,7 @@ class Feed:
             taken = train.take(int(own[0]) if len(own) else 0, len(own))
             share = 1 / (count * taken.tokens.shape[1])
             found.append(
-                MicroBatch(
-                    taken.tokens, taken.targets, own, scale, number, starts=taken.starts, token_share=share
-                )
+                MicroBatch(taken.tokens, taken.targets, own, scale, number, starts=taken.starts, token_share=share)
             )
         return found
 

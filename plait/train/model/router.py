@@ -61,9 +61,7 @@ def expert_weights(scores: Tensor, chosen: Tensor, experts: Experts) -> Tensor:
     return found * experts.scaling_factor
 
 
-def logits_gradient(
-    logits: Tensor, chosen: Tensor, gradient: Tensor, experts: Experts, share: BalanceShare
-) -> Tensor:
+def logits_gradient(logits: Tensor, chosen: Tensor, gradient: Tensor, experts: Experts, share: BalanceShare) -> Tensor:
     """Return the gradient of the logits from the gradient of the weights, [T, per_token], and of
     the balancing losses."""
     with torch.enable_grad():

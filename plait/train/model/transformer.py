@@ -106,9 +106,7 @@ class Transformer(nn.Module):
         self.pieces: list[Piece] = pieces(spec, strategy, tp_rank, self.stage, cut.experts.held)
         spec_of_shards = ShardSpec(cut.sharding, cut.shard_rank, dtype, to)
         spec_of_experts = ShardSpec(cut.expert_sharding, cut.expert_rank, dtype, to)
-        self.units = make_units(
-            self.pieces, self.embedding.rows, self.stage.index, spec_of_shards, spec_of_experts
-        )
+        self.units = make_units(self.pieces, self.embedding.rows, self.stage.index, spec_of_shards, spec_of_experts)
         self.named = {name: parameter for store in self.units.values() for name, parameter in store.parameters.items()}
         self._fill(seed)
 
