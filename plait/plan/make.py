@@ -47,7 +47,8 @@ def make_plan(job: Job, hosts: Hosts, *, vocab: int, draft: bool = False) -> Pla
         shard_overlap=job.tunes_sharding and max(mesh.replicas for mesh in layout.meshes) > 1,
         slack=job.measures_slack and len(layout.degrees) > 1,
         compile=job.strategy.compile == "auto",
-        cuda_graphs=job.strategy.cuda_graphs == "auto" and not job.data.masks,  # captured steps must be alike
+        # Captured steps must be alike.
+        cuda_graphs=job.strategy.cuda_graphs == "auto" and not job.data.masks and not step.model.experts,
     )
     generated = job.strategy.schedule in GENERATORS and step.schedule.name in GENERATORS
     if draft and generated:  # many drafts of a search share one schedule

@@ -31,7 +31,6 @@ from plait.core.step.schedule import Transfer
 from plait.core.step.schedules import generate, planned_shape
 from plait.core.step.step import Step, Workload
 from plait.plan.make import assemble_plan
-from plait.train.comm.wire import Wire
 from plait.train.data.stream import Stream
 from plait.train.engine.agreement import agree, statement
 from plait.train.engine.assembly import RankPart, assemble

@@ -113,7 +113,7 @@ def test_what_does_not_fit_as_it_is_emitted_is_said() -> None:
 
 MIXTRAL = {"tp": 2, "pp": 4, "dp": 8, "ep": 8, "shard": "zero1", "sequence_parallel": True}
 INTERLEAVED = {"schedule": "interleaved", "virtual_stages": 2}
-EXPERTS = {"expert_tensor_parallel_size": 1, "overlap_moe_expert_parallel_comm": True}
+EXPERTS = {"overlap_moe_expert_parallel_comm": True}
 OFFLOADED = {"optimizer_offload_fraction": 0.5, "grad_reduce_in_bf16": True}
 MOMENTS = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp8"}
 
@@ -123,7 +123,7 @@ MOMENTS = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp8"}
     [
         ({"preset": "mixtral-8x7b"}, {"strategy": MIXTRAL}, "h100"),
         ({"preset": "mixtral-8x7b"}, {"strategy": MIXTRAL, "recipe": {"moe_token_dispatcher": "deepep"}}, "h100"),
-        ({"preset": "mixtral-8x7b"}, {"strategy": MIXTRAL | INTERLEAVED, "recipe": EXPERTS}, "h100"),
+        ({"preset": "mixtral-8x7b"}, {"strategy": MIXTRAL | INTERLEAVED | {"etp": 1}, "recipe": EXPERTS}, "h100"),
         ({"preset": "mixtral-8x7b", "experts": {"count": 8, "per_token": 2, "first_dense": 4}},
          {"strategy": MIXTRAL}, "h100"),
         ({"preset": "qwen3-30b-a3b"},

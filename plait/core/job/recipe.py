@@ -38,9 +38,6 @@ class RecipeSection(Section):
     overlap_moe_expert_parallel_comm: bool = False
     """Send tokens to their experts while layers of another micro-batch are computed, whose
     activations are kept meanwhile."""
-    expert_tensor_parallel_size: Literal[0, 1] = 0
-    """1: tensor parallelism does not cut experts, and ``ep`` shares out experts over neighbours of
-    dp x cp x tp, with sequence parallelism. 0: tensor parallelism cuts each expert."""
     grad_reduce_in_bf16: bool = False
     """Keep and reduce gradients in bf16 instead of fp32."""
     exp_avg_dtype: Literal["fp32", "bf16", "fp8"] = "fp32"
@@ -68,7 +65,7 @@ def planning_only_keys(job: Job) -> Iterator[tuple[str, Any, Any]]:
             yield f"recipe.{name}", value, None
 
 
-OF_EXPERTS = ("moe_token_dispatcher", "overlap_moe_expert_parallel_comm", "expert_tensor_parallel_size")
+OF_EXPERTS = ("moe_token_dispatcher", "overlap_moe_expert_parallel_comm")
 """Keys that have no effect on a model without experts."""
 
 
@@ -88,10 +85,23 @@ def check_recipe(job: Job, model: ModelSpec) -> None:
             raise JobError(problem, key=key, changes=[{key: None}, {"train.precision": "fp8"}])
 
 
+def _check_trained_experts(job: Job) -> None:
+    """Raise JobError for settings with which experts cannot be trained yet."""
+    for key, wrong, other in (
+        ("train.optimizer", job.train.optimizer == "muon", "adamw"),
+        ("strategy.cuda_graphs", job.strategy.cuda_graphs is True, False),
+        ("strategy.streams", job.strategy.streams > 1, 1),
+    ):
+        if wrong:
+            raise JobError("is not supported for a model with experts yet", key=key, changes=[{key: other}])
+
+
 def refuse_untrained(job: Job, model: ModelSpec, doing: str) -> None:
     """Raise JobError for parts of a job that can be planned, and not be trained (or ``doing``) yet:
     experts, latent attention, a model with parts left out, keys of the job."""
     refuse_experts(model, doing)
+    if model.experts and doing == "trained":
+        _check_trained_experts(job)
     if job.plan.framework != "plait" and doing == "trained":
         problem = f"the job is planned for {job.plan.framework}, but plait train runs only Plait's own plans"
         raise JobError(problem, key="plan.framework", changes=[{"plan.framework": None}])

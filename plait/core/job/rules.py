@@ -177,10 +177,13 @@ def _check_place(job: Job, spec: ModelSpec, dp: int, tp: int) -> None:
                 {"strategy.shard": "zero1"},
             ],
         )
-    whole = spec.experts is not None and job.recipe.expert_tensor_parallel_size == 1
+    whole = job.strategy.etp == 1
+    if whole and spec.experts is None:
+        raise JobError("1 is about experts, and the model has none", key="strategy.etp",
+                       changes=[{"strategy.etp": None}])  # fmt: skip
     if whole and tp > 1 and not strategy.sequence_parallel and "strategy.sequence_parallel" not in job.open:
         problem = "experts that tensor parallelism does not cut need sequence parallelism"
-        raise JobError(problem, key="recipe.expert_tensor_parallel_size",
+        raise JobError(problem, key="strategy.etp",
                        changes=[{"strategy.sequence_parallel": True}])  # fmt: skip
     known = known and not (whole and "strategy.tp" in job.open)
     check_expert_parallel(spec, job.strategy.ep, replicas * (tp if whole else 1) if known else None)

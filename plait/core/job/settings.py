@@ -153,7 +153,10 @@ class StrategySection(Section):
     """Context-parallel degree: ranks that share the tokens of every sequence."""
     ep: OrAuto[Count] = 1
     """Expert-parallel degree: neighbouring ranks of dp x cp that share out the experts of every
-    layer. Only for models with experts, which can be planned and not trained yet."""
+    layer. Only for models with experts."""
+    etp: Literal[0, 1] = 0
+    """1: tensor parallelism does not cut experts, and ``ep`` shares out experts over neighbours of
+    dp x cp x tp, with sequence parallelism. 0: tensor parallelism cuts each expert."""
     cp_comm_type: OrAuto[Literal["ulysses", "ring"] | ContextKind] = "ulysses"
     """How attention sees the whole sequence: ``ulysses`` exchanges heads, ``ring`` passes keys and
     values round a ring, and a table does both."""
@@ -193,7 +196,7 @@ class StrategySection(Section):
     tried on a GPU."""
 
 
-_NOT_PLANNED = ("slack", "reduce_dtype", "compile", "cuda_graphs", "streams")
+_NOT_PLANNED = ("etp", "slack", "reduce_dtype", "compile", "cuda_graphs", "streams")
 PLANNABLE = tuple(key for key in StrategySection.model_fields if key not in _NOT_PLANNED)
 """Keys of ``[strategy]`` that the planner can choose without timed steps."""
 

@@ -1,8 +1,8 @@
 """Experts: shapes of a model's mixture-of-experts sublayers (Shazeer 2017, arXiv 1701.06538).
 
 A router sends every token to ``per_token`` of ``count`` MLPs; ``shared`` experts see every token in
-addition (DeepSeekMoE, arXiv 2401.06066). Such a model can be planned; no rank can train it yet
-(``refuse_experts``).
+addition (DeepSeekMoE, arXiv 2401.06066). ``plait.core.step.expert_ops`` lists the ops of such a
+layer.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def check_expert_parallel(model: ModelSpec, ep: int, replicas: int | None) -> No
 
 
 def refuse_experts(model: ModelSpec, doing: str = "trained") -> None:
-    """Raise JobError for a model with experts, which cannot be trained (or ``doing``) yet."""
-    if model.experts is not None:
+    """Raise JobError for a model with experts that cannot be trained (or ``doing``) yet."""
+    if model.experts is not None and (doing != "trained" or model.has_bias or model.parallel_block):
         raise JobError(
             f"a model with {model.experts.count} experts a layer can be planned for, and not be {doing} yet",
             key="model.experts",

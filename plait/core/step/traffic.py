@@ -140,7 +140,7 @@ def _shares(model: ModelSpec, strategy: Strategy, embeds: bool) -> dict[Sublayer
     found = dict[Sublayer, Counter[str]]()
     for site, rows in rows_of(model, embeds=embeds).items():
         found[site] = Counter()
-        for weight in rows:
+        for weight in rows if site != EXPERTS else ():
             kind, _ = unit_of(PlacedSublayer(site).prefix + weight.name, len(weight.shape))
             found[site][kind] += strategy.share(model, weight)
     if model.experts:

@@ -156,7 +156,7 @@ def read_experts(parsed: ParsedConfig, flags: Settings) -> None:
         parsed.unmodelled.append(f"--moe-layer-freq {some}")
     width, tp = flags["expert-tensor-parallel-size"], parsed.get("strategy.tp", 1)
     if width == 1 and tp > 1:
-        parsed.set("recipe.expert_tensor_parallel_size", 1)
+        parsed.set("strategy.etp", 1)
     elif width not in (None, tp):
         parsed.unmodelled.append(f"--expert-tensor-parallel-size {width} (counted as {tp})")
     kind = flags["moe-token-dispatcher-type"]
@@ -218,6 +218,6 @@ def write_experts(words: WriterContext) -> dict[str, Any]:
         found["moe-layer-freq"] = experts.every
     if recipe.moe_token_dispatcher == "deepep":
         found |= {"moe-token-dispatcher-type": "flex", "moe-flex-dispatcher-backend": "deepep"}
-    if recipe.expert_tensor_parallel_size:
+    if words.job.strategy.etp:
         found["expert-tensor-parallel-size"] = 1
     return found

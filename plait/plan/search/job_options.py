@@ -8,7 +8,7 @@
 | ``recipe.fp8_param_gather = false`` | the same, in addition to parameters in bf16, which are gathered |
 | ``recipe.moe_token_dispatcher = "deepep"`` | a token is sent once per node and rank |
 | ``recipe.overlap_moe_expert_parallel_comm`` | overlaps with another micro-batch, which stays in memory |
-| ``recipe.expert_tensor_parallel_size = 1`` | experts are whole |
+| ``strategy.etp = 1`` | experts are whole |
 | ``recipe.grad_reduce_in_bf16``, ``exp_avg_dtype``, ``exp_avg_sq_dtype`` | bytes of gradients and moments |
 | ``recipe.optimizer_offload_fraction``, ``activation_offload_fraction`` | less memory, and the host's link |
 | ``recipe.vocabulary_parallel_stages`` | embedding and head cut over stages |
@@ -53,7 +53,7 @@ def options_of(job: Job, device: Device, framework: Framework | None = None) -> 
         dispatch_once=recipe.moe_token_dispatcher == "deepep",
         exchange_hidden=recipe.overlap_moe_expert_parallel_comm,
         more_alive=int(recipe.overlap_moe_expert_parallel_comm) + int(recipe.vocabulary_parallel_stages),
-        experts_whole=recipe.expert_tensor_parallel_size == 1,
+        experts_whole=job.strategy.etp == 1,
         ends_shared=recipe.vocabulary_parallel_stages,
         kept_on_host=recipe.activation_offload_fraction,
     )

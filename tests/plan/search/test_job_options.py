@@ -131,10 +131,10 @@ def mixtral(strategy: dict[str, Any] = MOE, **recipe: Any) -> Job:
 def test_whole_experts_are_shared_out_over_tensor_parallel_ranks_too() -> None:
     with pytest.raises(JobError, match=r"8 does not divide the 4 ranks of dp x cp"):
         mixtral()
-    whole = mixtral(expert_tensor_parallel_size=1)
+    whole = mixtral({**MOE, "etp": 1})
     with pytest.raises(JobError, match="need sequence parallelism") as refused:
-        mixtral({**MOE, "sequence_parallel": False}, expert_tensor_parallel_size=1)
-    assert refused.value.key == "recipe.expert_tensor_parallel_size"
+        mixtral({**MOE, "sequence_parallel": False, "etp": 1})
+    assert refused.value.key == "strategy.etp"
     cut = mixtral({**MOE, "ep": 4})
     found = [Planner(one, Cluster.preset("h200"), 32000).memory(one, None) for one in (whole, cut)]  # type: ignore[arg-type]
     states = [one.fullest.estimate.memory for one in found]
@@ -143,7 +143,7 @@ def test_whole_experts_are_shared_out_over_tensor_parallel_ranks_too() -> None:
 
 
 def test_exchanges_beside_another_micro_batch_keep_it_in_memory() -> None:
-    base: dict[str, Any] = {"expert_tensor_parallel_size": 1, "moe_token_dispatcher": "deepep"}
+    base: dict[str, Any] = {"strategy": {**MOE, "etp": 1}, "moe_token_dispatcher": "deepep"}
     plain, hidden = (mixtral(**base, overlap_moe_expert_parallel_comm=one) for one in (False, True))
     cluster = Cluster.preset("h200")
     one, other = (Planner(each, cluster, 32000).predict(each) for each in (plain, hidden))
@@ -226,7 +226,7 @@ U = {"family": "utransformer", "num_layers": 3, "levels": 1, "hidden": 64, "num_
     ("changed", "key", "why"),
     [
         ({"recipe": {"moe_token_dispatcher": "deepep"}}, "recipe.moe_token_dispatcher", "the model has none"),
-        ({"recipe": {"expert_tensor_parallel_size": 1}}, "recipe.expert_tensor_parallel_size", "the model has none"),
+        ({"strategy": {"etp": 1}}, "strategy.etp", "the model has none"),
         ({"recipe": {"fp8_param_gather": False}}, "recipe.fp8_param_gather", "train.precision is bf16-mixed"),
         (
             {"model": U, "recipe": {"exp_avg_dtype": "bf16"}},
