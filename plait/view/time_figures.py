@@ -25,10 +25,10 @@ LABELLED = 160
 """The largest number of bars that are labelled with their names."""
 ARROWS = 40
 """The largest number of a span's dependencies that are drawn."""
-AXIS_COLOURS = {"": "#1f2933", "tp": "#d97706", "cp": "#0891b2", "dp": "#15803d", "pp": "#7c3aed"}
+AXIS_COLOURS = {"": "#1f2933", "tp": "#d97706", "cp": "#0891b2", "ep": "#be185d", "dp": "#15803d", "pp": "#7c3aed"}
 MOST = 3000
 """The largest number of bars that a browser draws without delay."""
-LANES = ("processor", "tp", "cp", "dp", "pp", "other")
+LANES = ("processor", "tp", "cp", "ep", "dp", "pp", "other")
 Group = Literal["rank", "tp", "cp", "dp", "pp", "host"]
 
 

@@ -11,6 +11,7 @@ import torch
 
 from plait.core.cluster.hardware import HERE
 from plait.core.job.spec import Job
+from plait.core.record.records import axis_of
 from plait.core.step.segments import SegmentOp
 from plait.plan.make import make_plan
 from plait.train.comm.flight import LoggedWire
@@ -127,7 +128,8 @@ def _sent(one: _Rank, before: Counter[str]) -> dict[str, int]:
     sent |= {"tied": one.tied.sent, "tp": 0, "rows": 0, "pp": 0}
     for op, kind, _, _, size in one.recorder.take():
         if isinstance(op, SegmentOp) and kind == "comm":
-            sent["rows" if op.site == "embed" else "tp"] += size
+            if axis_of(kind, str(op)) != "ep":  # depends on the tokens
+                sent["rows" if op.site == "embed" else "tp"] += size
         elif kind == "transfer":
             sent["pp"] += size
     return sent

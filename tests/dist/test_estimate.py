@@ -193,6 +193,27 @@ MORE |= {
 }
 
 
+MIXTURE = LLAMA | {"experts": {"count": 8, "per_token": 2, "ffn_hidden": 160, "shared": 1, "balance_loss": 0.01}}
+ROUTED = LLAMA | {"experts": {"count": 4, "per_token": 2, "ffn_hidden": 352}}
+JOBS |= {"experts on one rank": job(MIXTURE, {"slices": {"batch": 2}}, batch=4)}
+MORE |= {
+    "experts in bf16": bf16(ROUTED, {}, batch=4),
+    "experts, recomputed": job(MIXTURE, {"recompute": "full"}, batch=4),
+    "experts, selective recomputation": bf16(MIXTURE, {"recompute": "selective"}, batch=4),
+    "experts, one stream a layer": job(ROUTED, {"recompute": "layer"}, batch=4),
+    "experts cut by tp": job(MIXTURE, {"tp": 2, "slices": {"batch": 2}}, batch=4),
+    "experts, sequence parallel": bf16(MIXTURE, {"tp": 2, "sequence_parallel": True}, batch=4),
+    "experts in a pipeline": job(ROUTED, {"pp": 2, "schedule": "zb-h1"}),
+    "experts in some layers": job(
+        LLAMA | {"num_layers": 6, "experts": {"count": 4, "per_token": 2, "first_dense": 1, "every": 2}}, {"pp": 2}
+    ),
+    "experts, sharded": job(MIXTURE, {"dp": 2, "shard": "zero3"}),
+    "experts that ranks share out": job(MIXTURE, {"dp": 2, "ep": 2, "shard": "zero1"}, micro=4),
+    "experts shared out and sharded": job(ROUTED, {"dp": 4, "ep": 2, "shard": "zero3"}, micro=2),
+    "whole experts": bf16(MIXTURE, {"tp": 2, "ep": 2, "etp": 1, "sequence_parallel": True}, batch=4),
+}
+
+
 def fullest(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Ranks of a place differ where dp does not divide a micro-batch: the estimate is of the
     largest."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-AXES = ("tp", "cp", "dp", "pp", "other")
+AXES = ("tp", "cp", "ep", "dp", "pp", "other")
 """The parallel axes along which ranks wait for communication. other: imported recordings without an
 axis."""
 UNDER_WAY, WAIT, BUSY, NEITHER, BEGINS = 0, 1, 2, 3, 4

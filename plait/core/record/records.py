@@ -39,6 +39,8 @@ it needs no place."""
 CP_KINDS = "FAKXDGETSH"
 """Letters of the op kinds of attention (``Kind``) after which ranks of a cp group may
 communicate."""
+EP_KINDS = tuple("PBVQIDU")
+"""Letters of the op kinds of experts (``Kind``) after which ranks of an ep group may communicate."""
 AWAITED: Mapping[str, tuple[str, ...]] = {
     "need": ("gather", "publish"), "settle": ("reduce",), "await": ("exchange",),
 }  # fmt: skip
@@ -65,6 +67,8 @@ def axis_of(kind: str, name: str) -> str:
     ('dp', 'tp', 'pp')
     >>> axis_of("wait", "attn0.K0"), axis_of("wait", "head.F0"), axis_of("wait", "settle vectors0")
     ('cp', 'tp', 'dp')
+    >>> axis_of("comm", "moe3.V0"), axis_of("comm", "moe3.R0")
+    ('ep', 'tp')
     """
     if kind in ("idle", "transfer"):
         return "pp"
@@ -72,6 +76,8 @@ def axis_of(kind: str, name: str) -> str:
         if name.split(" ")[0] in UNIT_VERBS:
             return "dp"
         site, _, kind = name.partition(".")
+        if kind[:1] in EP_KINDS and site.startswith("moe"):
+            return "ep"
         return "cp" if kind[:1] and kind[0] in CP_KINDS and site.startswith(("attn", "block")) else "tp"
     return ""
 

@@ -81,6 +81,7 @@ class ExpertSegment(SublayerSegment):
     all_counts: Tensor = field(init=False)  # [ranks, 2, experts]
     load: Tensor = field(init=False)  # [b, experts] of whole sequences
     exchange: Exchange = field(init=False)
+    groups: RowGroups = field(init=False)  # of ``exchange``, for gradients of weights
     order: Tensor = field(init=False)  # of own rows, the choice (token * K + number) that each is of
     places: Tensor = field(init=False)  # [T * K], of every choice its row; the row after the last if dropped
     going: Tensor = field(init=False)  # rows being sent
@@ -166,10 +167,13 @@ class ExpertSegment(SublayerSegment):
         self.places = torch.full_like(choices, rows)
         self.places[self.order] = torch.arange(rows, device=choices.device)
         self._send_rows()
+        if Kind.DISPATCH_RECOMPUTE not in self.recomputed_kinds:
+            del self.weights
 
     def dispatch_recompute(self) -> None:
         """Run op I: send the same rows again, for the backward pass."""
         self._send_rows()
+        del self.weights
 
     def _send_rows(self) -> None:
         rows, each = self._own(self.full), self.chosen.shape[1]
@@ -215,9 +219,13 @@ class ExpertSegment(SublayerSegment):
 
     def _send_back(self, rows: Tensor) -> None:
         """Sort rows of experts by the rank of their tokens."""
-        self.going = torch.empty_like(rows).index_copy_(0, self.exchange.order, rows)
-        if self.shared.graph.experts and self.shared.graph.experts.ep == 1:
-            self.come = torch.cat((self.going, rows.new_zeros((1, rows.shape[1]))))
+        count, width = rows.shape
+        alone = self._layer.group.ep.size == 1  # then these are the rows that come
+        self.going = rows.new_empty((count + alone, width))
+        self.going[:count].index_copy_(0, self.exchange.order, rows)
+        if alone:
+            self.going[count] = 0
+            self.come = self.going
 
     def combine_buffers(self) -> Buffers:
         """Return (result, source, sizes) of the all-to-all of rows back to their tokens, after op Q
@@ -258,9 +266,8 @@ class ExpertSegment(SublayerSegment):
         if not backward or Kind.NORM_RECOMPUTE in self.recomputed_kinds:
             del self.n, self.full, self.statistics
         if not backward:
-            del self.logits, self.chosen, self.weights, self.order, self.places, self.exchange
-        elif Kind.DISPATCH_RECOMPUTE not in self.recomputed_kinds:
-            del self.weights
+            del self.logits, self.chosen, self.order, self.places, self.exchange
+            del self.counts, self.all_counts, self.load
 
     def column_forward(self) -> None:
         """Run op F: the shared experts' first weight and activation."""
@@ -278,7 +285,6 @@ class ExpertSegment(SublayerSegment):
         super().column_recompute()
         if self.shared.graph.recompute != "selective":
             self._take_rows()
-            del self.weights
         self._activate(train=True)
 
     # ---- backward ----
@@ -296,6 +302,7 @@ class ExpertSegment(SublayerSegment):
         """Run op U: the backward of the experts, but for gradients of their weights."""
         first, second = self._layer.matrices()
         groups = self.exchange.groups
+        self.groups = groups
         gradient = self.come.index_select(0, self.exchange.order)
         del self.come, self.going
         through = grouped.product(gradient, second, groups)
@@ -366,7 +373,13 @@ class ExpertSegment(SublayerSegment):
             return
         weight = layer.experts.column if part else layer.experts.row
         into = gradients.of(weight.weight).view(len(layer.held), -1, inputs.shape[1])
-        grouped.add_weight_gradient(into, gradient, inputs, self.exchange.groups)
+        grouped.add_weight_gradient(into, gradient, inputs, self.groups)
+
+    def _forget(self) -> None:
+        super()._forget()
+        del self.exchange
+        if not (self.shared.graph.experts and self.shared.graph.experts.waits):  # else other slices read them
+            del self.counts, self.all_counts, self.load
 
     runs: ClassVar[Runs] = {
         **SublayerSegment.runs,

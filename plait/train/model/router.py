@@ -39,7 +39,8 @@ def chosen_experts(scores: Tensor, experts: Experts) -> Tensor:
     """Return the experts of each token, [T, per_token] int64, best first."""
     if experts.groups_per_token and experts.groups_per_token < experts.groups:
         scores = _within_groups(scores, experts)
-    return scores.sort(dim=-1, descending=True, stable=True).indices[:, : experts.per_token]
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    return order[:, : experts.per_token].contiguous()  # the rest of the order need not be kept
 
 
 def _within_groups(scores: Tensor, experts: Experts) -> Tensor:

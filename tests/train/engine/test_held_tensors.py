@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from plait.core.model.experts import Experts
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Overlap, Strategy
 from plait.core.step import tensors
@@ -21,6 +22,7 @@ from plait.core.step.memory.sizes import RankLoad, Sizes
 from plait.core.step.orders.overlap import Load
 from plait.core.step.segments import Phase
 from plait.train.engine.attention import SublayerCore
+from plait.train.engine.experts import Exchange
 from plait.train.engine.executor import RunningPhase, SegmentExecutor
 from plait.train.engine.inflight import InFlight, MicroBatch
 from plait.train.engine.segment import Segment
@@ -36,6 +38,8 @@ MODELS = {
     "gpt": GPT, "llama": LLAMA, "block": replace(GPT, parallel_block=True), "normed": replace(LLAMA, qk_norm=True),
     "u": replace(GPT, family="utransformer", levels=1), "dropped gpt": replace(GPT, **DROPS),
     "dropped llama": replace(LLAMA, **DROPS),
+    "routed": replace(LLAMA, experts=Experts(count=8, per_token=2, ffn_hidden=40)),
+    "shared experts": replace(LLAMA, experts=Experts(count=4, per_token=1, shared=1, first_dense=1, balance_loss=0.1)),
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {}, "selective": {"recompute": "selective"}, "full": {"recompute": "full"},
@@ -68,6 +72,8 @@ def reachable(value: object) -> Iterator[Tensor]:
             yield from reachable(one)
     elif isinstance(value, dict):
         yield from reachable(list(value.values()))
+    elif isinstance(value, Exchange):
+        yield value.order
     elif isinstance(value, (SublayerCore, VocabularyLoss)):
         yield from reachable({name: one for name, one in vars(value).items() if name != "gathered"})
 
@@ -144,7 +150,7 @@ def test_an_evaluation_keeps_nothing_of_a_sublayer(name: str, way: str) -> None:
     asked = (WAYS | SHARED)[way]
     executor, state = begun(MODELS[name], Strategy(**asked), asked.get("p1", 1), trains=False)
     executor.phase("F", state)
-    left = {key: held(segment) for key, segment in state.segments.items() if key[0] in ("attn", "mlp", "block")}
+    left = {key: held(segment) for key, segment in state.segments.items() if key[0] in ("attn", "mlp", "moe", "block")}
     assert left == dict.fromkeys(left, 0) and left
 
 

@@ -303,14 +303,14 @@ class StageTensors:
         chain = [(kind, part) for kind in graph.kinds(site, layer) for part in range(graph.parts(site, kind))]
         if shared := graph.shared(site):
             chain = shared.sorted(chain)
-        of_segment = self._about_segment(index)
+        of_segment, dense = self._about_segment(index), site != "moe" or bool(graph.experts and graph.experts.shared)
         of_branch = {branch: of_segment | self._about_branch(site, branch) for branch in ("", *paths_of(site))}
         for kind, part in chain:
             of_part = _about_part(part, graph.parts(site, kind))
             sends = graph.collective(SegmentOp(site, layer, kind, 0, part)) is not None
             for sent in (False, True)[: 1 + sends]:
                 for one in tensor_steps(site, kind, sent=sent, selective=graph.recompute == "selective"):
-                    if kind == Kind.WGRAD and one.number != part // 2:
+                    if (kind == Kind.WGRAD and one.number != part // 2) or (one.branch == "mlp" and not dense):
                         continue
                     about = of_branch[one.branch]
                     if all((word in about or word in of_part) == holds for word, holds in one.when):
@@ -354,6 +354,8 @@ class StageTensors:
 
     def _about_branch(self, site: Site, branch: Path) -> set[str]:
         shared = self.graph.shared(site) if branch == "attn" else None
+        if branch == "experts" and self.graph.experts:
+            return _true(exchanged=self.graph.experts.ep > 1)
         if shared is None:
             return {"alone"}
         return _true(shared=True, exchanged=shared.ulysses > 1, ring=shared.ring > 1)

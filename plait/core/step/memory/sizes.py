@@ -285,16 +285,20 @@ class ExpertSizes(BranchSizes):
         super().__init__(sizes, site, level, at)
         experts, rank = self.spec.experts, self.rank
         assert experts is not None
+        self.held = experts.count // rank.ep
         tokens, each, master = self.rows // rank.routing_tp, experts.per_token, self.master
         rows = round(tokens * experts.load)
         inner = rows * experts.ffn_hidden * self.itemsize // (rank.tp // rank.routing_tp)
-        self.held = experts.count // rank.ep
         self.logits, self.chosen, self.choices = tokens * experts.count * master, tokens * each * 8, tokens * each * 8
         self.weights, self.row_weights = tokens * each * master, rows * master
         self.routes = tokens * (each + 1) * 4
         self.all_routes = self.routes * rank.cp * rank.routing_tp
+        self.counts, self.load = 2 * experts.count * 8, self.share * experts.count * 8
+        self.all_counts, self.row_numbers = self.counts * rank.ep, rows * 8
         self.routed, self.packed = rows * self.spec.hidden * self.itemsize, 0
         self.packed = self.routed + rows * EXTRA_BYTES
+        one = self.spec.hidden * self.itemsize
+        self.returned, self.packed_back = self.routed + one, self.packed + one + EXTRA_BYTES
         wide = tokens * self.spec.hidden * master
         self.scoring, self.scoring_back = wide + 3 * self.logits, wide + 4 * self.logits
         self.counting = tokens * experts.count * 12
