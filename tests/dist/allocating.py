@@ -116,7 +116,8 @@ def _tables(share: StageModels) -> int:
 
 def _staging(groups: Groups) -> int:
     """What gloo's reduce-scatters keep."""
-    wires = {id(wire): wire for wire in (groups.tp, groups.world, groups.tied, *groups.shards.values())}.values()
+    shards = [wire for wires in groups.wires.values() for wire in wires.values()]
+    wires = {id(wire): wire for wire in (groups.tp, groups.world, groups.tied, *shards)}.values()
     bare = [wire.wire if isinstance(wire, LoggedWire) else wire for wire in wires]
     spare = [found for wire in bare if isinstance(wire, GlooWire) for found in wire._spare.values()]
     return sum(_bytes(tensors) for tensors in spare)

@@ -150,10 +150,10 @@ TENSORS: tuple[TensorStep, ...] = (
     TensorStep("experts", (Q,), makes="going=returned", reads="o x row_weights", work="second", when="-exchanged"),
     TensorStep("experts", (Q,), makes="come=returned", sent=True),
     TensorStep("experts", (D,), makes="come=routed", sent=True),
-    TensorStep("experts", (R,), reads="going come n full", work="summing", when="last"),
     # Second weights; the head's loss, whose gradient takes the logits' place.
     TensorStep("", (R, Y), makes="y_partial", when="first"),
     TensorStep("", (R, Y), makes="y=stream", when="first scattered -embeds", sent=True),
+    TensorStep("experts", (R,), reads="going come n full", work="summing", when="last"),
     TensorStep("embed", (R,), makes="y=full", sent=True),
     TensorStep("attn", (R, Y), makes="o", reads="given|going come", when="first exchanged"),
     TensorStep("both", (R, Y), reads="o", when="last"),

@@ -201,7 +201,7 @@ class ExpertSegment(SublayerSegment):
             found = EAGER.activate(self.z.requires_grad_(train), gated=True)
         if train:
             self.activated = found
-        return self._weighted(found.detach())
+        return found.detach()
 
     def _weighted(self, activated: Tensor) -> Tensor:
         """Return the experts' activations times the weights of their rows, [M, I]."""
@@ -211,7 +211,7 @@ class ExpertSegment(SublayerSegment):
         """Run op Q: the products of the experts."""
         graph, layer = self.shared.graph, self._layer
         self._take_rows()
-        inner = self._activate(train=graph.backward and not self._again)
+        inner = self._weighted(self._activate(train=graph.backward and not self._again))
         found = grouped.product(inner, layer.matrices()[1].transpose(1, 2), self.exchange.groups)
         if not graph.backward or (self._again and graph.recompute != "selective"):
             del self.x, self.z, self.row_weights

@@ -299,24 +299,19 @@ class ExpertSizes(BranchSizes):
         self.packed = self.routed + rows * EXTRA_BYTES
         one = self.spec.hidden * self.itemsize
         self.returned, self.packed_back = self.routed + one, self.packed + one + EXTRA_BYTES
-        wide = tokens * self.spec.hidden * master
-        self.scoring, self.scoring_back = wide + 3 * self.logits, wide + 4 * self.logits
-        self.counting = tokens * experts.count * 12
+        wide = tokens * self.spec.hidden * master * self.narrow
+        self.scoring, self.scoring_back = wide + 3 * self.logits + self.choices, wide + 4 * self.logits
+        self.counting = 5 * self.choices + (tokens * experts.count * 12 if experts.capacity else 0)
         self.packing = self.packed + self.routed
         self.z, self.o, self.saved = 2 * inner, inner, inner
-        self.core, self.core_back = 2 * inner, 4 * inner
+        self.core, self.core_back = 2 * inner, 5 * inner
         self.second = inner + 2 * self.routed
         self.summing = self.summing_back = tokens * each * self.spec.hidden * self.itemsize
 
-    @property
-    def first_product(self) -> Number:
-        """Bytes of the temporary results of the gradients of all first weights."""
-        return self.held * super().first_product
-
-    @property
-    def second_product(self) -> Number:
-        """Bytes of the temporary results of the gradients of all second weights."""
-        return self.held * super().second_product
+    def _product(self, width: Number) -> Number:
+        """Return the bytes of the grouped product of a gradient of weights, before it is added; none
+        in fp64, where each product adds to its expert's gradient."""
+        return self.held * self.spec.hidden * width * self.itemsize * (self.itemsize < 8)
 
     def _widths(self) -> tuple[Number, Number]:
         width = self.spec.letters.I / (self.rank.tp // self.rank.routing_tp)
