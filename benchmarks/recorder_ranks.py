@@ -90,7 +90,7 @@ class Bench:
     def _switch(self, part: RankPart) -> None:
         """Shards and lanes are the same objects for both."""
         if shards := part.shards:
-            shards.recorder, shards.wires = part.recorder, dict(part.groups.shards)
+            shards.recorder, shards.wires = part.recorder, part.groups.wires
         for lane in part.lanes._lanes.values():
             if not hasattr(lane, "recorded"):
                 lane.recorded = lane.messages  # type: ignore[attr-defined]

@@ -26,11 +26,12 @@ from plait.core.step.seconds.sharding_costs import muon_bytes
 from plait.core.step.step import PipelineRank, Step, Workload
 from plait.core.step.traffic import UnitAction, step_bytes, unit_traffic
 from plait.plan.make import assemble_plan
-from plait.train.comm.wire import NullWire
+from plait.train.comm.wire import NullWire, Wire
 from plait.train.engine.assembly import RankPart, assemble
 from plait.train.engine.executor import RunningPhase
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.shards import Axis
 from plait.train.engine.steps import train_step
 from plait.train.machine.gpu import device_of
 
@@ -101,7 +102,8 @@ class Bench:
         shards = part.shards
         assert shards is not None
         if what.get("only") == "compute":
-            shards.wires = {axis: NullWire(wire.size, wire.rank) for axis, wire in shards.wires.items()}
+            quiet: dict[Axis, Wire] = {axis: NullWire(wire.size, wire.rank) for axis, wire in shards.wires[""].items()}
+            shards.wires = {"": quiet}
         if what.get("only") == "communication":
             return lambda _: _communicate(part)
         if what.get("only") == "first gather":

@@ -247,11 +247,10 @@ def _worst(alone: RankPart, sizes: Sizes, want: Answer, delay: int | None) -> tu
     if delay is not None:
         part.pipeline.courier = LateCourier(part.courier, delay * 100 + part.rank)
         if part.shards:
-            every = [(wires, axis) for wires in part.shards.wires.values() for axis in wires]
-            for number, (of_kind, axis) in enumerate(every):
-                if of_kind[axis].size > 1:
-                    late = DelayedWire(of_kind[axis], delay * 10 + number)
-                    cast("dict[Any, Any]", of_kind)[axis] = late
+            every = [(cast("dict[Any, Any]", wires), axis) for wires in part.shards.wires.values() for axis in wires]
+            for number, (wires_of_kind, axis) in enumerate(every):
+                if wires_of_kind[axis].size > 1:
+                    wires_of_kind[axis] = DelayedWire(wires_of_kind[axis], delay * 10 + number)
     return _errors(part, wires, want, sizes)
 
 

@@ -12,6 +12,8 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+PROGRAMS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+"""Where programs of the environment are looked for, such as shfmt."""
 NO_TESTS = 5
 """Exit status of pytest where nothing was selected."""
 MEMORY = 6 << 30
@@ -55,7 +57,8 @@ class Tree:
         names.write_text("\n".join(chosen) + "\n")
         process = subprocess.Popen(
             [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, f"@{names}"],
-            cwd=self.root, env={**os.environ, **(variables or {}), "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=self.root,
+            env={**os.environ, **(variables or {}), "PATH": PROGRAMS, "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", start_new_session=True,
         )  # fmt: skip

@@ -4,7 +4,7 @@ that hold the experts, and the experts' products.
 The communication after an op stands behind ``>``:
 
     P  scores of all experts, choice of experts for each token   > gather choices over the ranks of a sequence
-    B  drop tokens beyond the capacity; count tokens per expert  > gather counts, which are the exchange's sizes
+    B  drop tokens beyond the capacity; count tokens per expert  > gather counts, the exchange's sizes
     V  rows of tokens, sorted by expert                          > to the ranks of their experts (dispatch)
     Q  the experts' products                                     > back to the ranks of their tokens (combine)
     R  sum of a token's rows, and the shared experts

@@ -182,8 +182,8 @@ AGAIN_KINDS = frozenset((Kind.NORM_RECOMPUTE, Kind.DISPATCH_RECOMPUTE, *AGAIN))
 def paths_of(site: str) -> tuple[Path, ...]:
     """Return the parallel paths of a segment; a parallel block has attention and MLP."""
     found: dict[str, tuple[Path, ...]] = {
-        "embed": ("embed",), "attn": ("attn",), "mlp": ("mlp",), "moe": ("experts", "mlp"), "block": ("attn", "mlp"), "head": ("head",),
-        "down": ("down",), "up": ("up",),
+        "embed": ("embed",), "attn": ("attn",), "mlp": ("mlp",), "moe": ("experts", "mlp"), "block": ("attn", "mlp"),
+        "head": ("head",), "down": ("down",), "up": ("up",),
     }  # fmt: skip
     return found.get(site, ())
 

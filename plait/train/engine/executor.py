@@ -66,20 +66,22 @@ class RunningPhase:
 @dataclass(frozen=True)
 class CollectiveStart:
     """Callable that starts an op's collective. buffers: returns the collective's buffers,
-    allocating them if needed."""
+    allocating them if needed. splits: returns the sizes of an exchange of unequal parts."""
 
     op: SegmentOp
     buffers: Callable[[RunningPhase], Buffers]
     collective: Collective
     wire: Exchanger
+    splits: Callable[[RunningPhase], Splits] | None = None
 
     def __call__(self, turn: RunningPhase) -> None:
         """Start the collective in the phase ``turn``."""
         self.send(turn, *self.buffers(turn))
 
-    def send(self, turn: RunningPhase, result: Tensor, source: Tensor, sizes: Splits | None = None) -> None:
-        """Start the collective on the given buffers. sizes: of an exchange of unequal parts."""
-        turn.handles[self.op] = started(self.wire, sizes or self.collective, result, source)
+    def send(self, turn: RunningPhase, result: Tensor, source: Tensor) -> None:
+        """Start the collective on the given buffers."""
+        kind = self.splits(turn) if self.splits else self.collective
+        turn.handles[self.op] = started(self.wire, kind, result, source)
 
 
 Programme = list[tuple[Action | UnitAction, Callable[[RunningPhase], object]]]
@@ -236,7 +238,9 @@ class SegmentExecutor:
             site, layer = self.graph.before(op)
             owner = op._replace(site=site, layer=layer)
         kind = SEGMENT_CLASSES[owner.site]
-        return CollectiveStart(op, _bound(owner, kind.sends, kind.send_parts), collective, cast("Exchanger", wire))
+        splits = _bound(op, kind.splits, {}) if op.kind in kind.splits and owner is op else None
+        buffers = _bound(owner, kind.sends, kind.send_parts)
+        return CollectiveStart(op, buffers, collective, cast("Exchanger", wire), splits)
 
     def _wire(self, op: SegmentOp, collective: Collective) -> Wire:
         """Return the process group of an op's collective: ranks that share a sequence, or the

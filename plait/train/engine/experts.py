@@ -10,8 +10,9 @@ the weights' gradients.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -181,11 +182,18 @@ class ExpertSegment(SublayerSegment):
         self.going = self.come = packed(rows[self.order // each], numbers)
 
     def dispatch_buffers(self) -> Buffers:
-        """Return (result, source, sizes) of the all-to-all of rows to their experts, after op V, I
+        """Return (result, source) of the all-to-all of rows to their experts, after op V, I
         or D."""
-        width = self.going.shape[1]
-        self.come = self.going.new_empty((sum(self.exchange.received), width))
-        return self.come.view(-1), self.going.view(-1), self.exchange.splits(width)
+        self.come = self.going.new_empty((sum(self.exchange.received), self.going.shape[1]))
+        return self.come.view(-1), self.going.view(-1)
+
+    def dispatch_splits(self) -> Splits:
+        """Return the sizes of that all-to-all."""
+        return self.exchange.splits(self.going.shape[1])
+
+    def combine_splits(self) -> Splits:
+        """Return the sizes of the all-to-all back to tokens."""
+        return self.exchange.splits(self.going.shape[1], back=True)
 
     def _take_rows(self) -> None:
         """Sort the rows received by expert."""
@@ -228,12 +236,12 @@ class ExpertSegment(SublayerSegment):
             self.come = self.going
 
     def combine_buffers(self) -> Buffers:
-        """Return (result, source, sizes) of the all-to-all of rows back to their tokens, after op Q
+        """Return (result, source) of the all-to-all of rows back to their tokens, after op Q
         or U."""
-        width, rows = self.going.shape[1], sum(self.exchange.sent)
-        self.come = self.going.new_empty((rows + 1, width))
+        rows = sum(self.exchange.sent)
+        self.come = self.going.new_empty((rows + 1, self.going.shape[1]))
         self.come[rows] = 0
-        return self.come[:rows].view(-1), self.going.view(-1), self.exchange.splits(width, back=True)
+        return self.come[:rows].view(-1), self.going.view(-1)
 
     def row_forward(self, part: int) -> None:
         """Run one column part of op R: the sum of each token's rows, and the shared experts."""
@@ -407,3 +415,7 @@ class ExpertSegment(SublayerSegment):
     send_parts: ClassVar[SendParts] = {
         Kind.ROW_FORWARD: SublayerSegment.row_forward_buffers, Kind.COLUMN_DGRAD: NormSegment.column_dgrad_buffers
     }  # fmt: skip
+    splits: ClassVar[Mapping[Kind, Callable[[Any], Splits]]] = {
+        **dict.fromkeys((Kind.DISPATCH, Kind.DISPATCH_RECOMPUTE, Kind.ROW_DGRAD), dispatch_splits),
+        **dict.fromkeys((Kind.EXPERTS, Kind.EXPERTS_BACKWARD), combine_splits),
+    }

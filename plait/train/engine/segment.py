@@ -8,7 +8,8 @@ list that a field is set when an op reads it.
 
 Tables of each class: ``runs`` maps ops to functions, ``sends`` maps ops to functions that return
 (result, source) of the op's collective. For ops in parts, ``run_parts`` and ``send_parts`` do the
-same with functions that take the part's number.
+same with functions that take the part's number. ``splits`` maps ops whose collective exchanges unequal
+parts to functions that return their sizes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from plait.train.model.basics import JoinGradient, Norm, SliceContext
 from plait.train.model.kernels import Kernels, Statistics, Summands, gradients_of
 from plait.train.model.transformer import Transformer
 
-Buffers = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Splits]
-"""Buffers of a collective: (result, source); of an exchange of unequal parts also its sizes."""
+Buffers = tuple[Tensor, Tensor]
+"""Buffers of a collective: (result, source)."""
 # The first argument is a segment of the class that owns the table.
 Runs = Mapping[Kind, Callable[[Any], None]]
 RunParts = Mapping[Kind, Callable[[Any, int], None]]
@@ -82,6 +83,7 @@ class Segment:
     run_parts: ClassVar[RunParts] = {}
     sends: ClassVar[Sends] = {}
     send_parts: ClassVar[SendParts] = {}
+    splits: ClassVar[Mapping[Kind, Callable[[Any], Splits]]] = {}
 
     shared: StageContext
 

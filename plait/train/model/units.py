@@ -196,12 +196,12 @@ def unit_shapes(pieces: Sequence[Piece], rows: int, stage: int) -> dict[Unit, Un
 
 
 def make_units(
-    pieces: Sequence[Piece], rows: int, stage: int, spec: ShardSpec, experts: ShardSpec
+    pieces: Sequence[Piece], rows: int, stage: int, spec: ShardSpec, experts: ShardSpec | None = None
 ) -> dict[Unit, UnitStore]:
     """Return the units of a stage, with their memory. experts: storage settings of routed
-    experts."""
+    experts; None: as of others."""
     shapes = unit_shapes(pieces, rows, stage)
     return {
-        unit: UnitStore(unit, one.shapes, one.pieces, experts if unit[0] == EXPERTS else spec)
+        unit: UnitStore(unit, one.shapes, one.pieces, experts if experts and unit[0] == EXPERTS else spec)
         for unit, one in shapes.items()
     }

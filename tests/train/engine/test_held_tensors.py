@@ -22,8 +22,8 @@ from plait.core.step.memory.sizes import RankLoad, Sizes
 from plait.core.step.orders.overlap import Load
 from plait.core.step.segments import Phase
 from plait.train.engine.attention import SublayerCore
-from plait.train.engine.experts import Exchange
 from plait.train.engine.executor import RunningPhase, SegmentExecutor
+from plait.train.engine.experts import Exchange
 from plait.train.engine.inflight import InFlight, MicroBatch
 from plait.train.engine.segment import Segment
 from plait.train.machine.device import RankDevice
@@ -159,8 +159,8 @@ SAME = {"z", "g_z", "g_logits", "skip"}
 stage."""
 READS = [
     number for number, row in enumerate(tensors.TENSORS)
-    # What the second product of experts reads, the same op has made.
-    if row.branch != "embed" and row.when != "leaves" and row.work != "second" and set(row.reads.split()) - {*OF_AUTOGRAD, *SAME}
+    if row.branch != "embed" and row.when != "leaves" and set(row.reads.split()) - {*OF_AUTOGRAD, *SAME}
+    and row.work != "second"  # the same op has made what it reads
 ]  # fmt: skip
 
 

@@ -47,8 +47,8 @@ class RankLoad:
         """Return the part of a rank under one strategy."""
         return RankLoad(
             tp=strategy.tp, cp=strategy.cp, ring=strategy.ring, tokens=sequence // strategy.cp,
-            shares=tuple(slice_sizes(batch, strategy.p1)), sharded=strategy.tp if strategy.sequence_parallel else 1, ep=strategy.ep,
-            routing_tp=strategy.tp if strategy.whole_experts else 1,
+            shares=tuple(slice_sizes(batch, strategy.p1)), sharded=strategy.tp if strategy.sequence_parallel else 1,
+            ep=strategy.ep, routing_tp=strategy.tp if strategy.whole_experts else 1,
         )  # fmt: skip
 
 

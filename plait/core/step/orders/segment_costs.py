@@ -9,6 +9,7 @@ from itertools import product
 from typing import Literal
 
 from plait.core.model.spec import ModelSpec
+from plait.core.model.weights import Sublayer
 from plait.core.parallel.strategy import Recompute, Strategy, slice_sizes
 from plait.core.record.records import CP_KINDS
 from plait.core.step.ops import (
@@ -121,7 +122,10 @@ def _products(model: ModelSpec, strategy: Strategy, tokens: int, sequence: int) 
     rows = strategy.padded_vocab(model) / strategy.tp
     pairs = 4 * tokens * model.mean_keys(sequence) / 2  # causal: half the square
     for branch, sites in BRANCHES:
-        for names, weights in ((sites, branch), (("moe",), "moe"))[: 1 + (branch == "mlp" and bool(model.experts))]:
+        places: list[tuple[tuple[str, ...], Sublayer]] = [(sites, branch)]
+        if branch == "mlp" and model.experts:
+            places.append((("moe",), "moe"))  # shared experts
+        for names, weights in places:
             first, last = (0.0, 0.0) if branch == "head" else strategy.widths(model, weights)
             dims = Dims(T=tokens, H=model.hidden, Z=first, O=last, V=rows)
             for kind, step in _counted(branch, strategy.recompute, shared=strategy.cp > 1):
