@@ -40,6 +40,7 @@ REMOVED = {
     r"(place|plan|train) .*place\.method=(mip|brute-force|\w+-fit|gpu-packing|topology-aware)": (
         "Use exact, cpsat or program; benchmarks/baselines has the others"
     ),
+    r"\w+ .*recipe\.expert_tensor_parallel_size=1": "Use strategy.etp=1",
     r"export .*--format": "Leave it out; torchtitan reads it with checkpoint.initial_load_in_hf = true",
     r"reshard .*\border=": "Leave it out: benchmarks/reshard.py in Plait's repository compares orders",
     r"queue fit .*--search": "In Plait's repository: python -m benchmarks.forecast_errors TRACE --search N",

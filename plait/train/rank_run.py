@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 
@@ -39,6 +39,7 @@ from plait.train.engine.pipeline import PipelineExecutor
 from plait.train.engine.steps import Requests, evaluate, train_step
 from plait.train.machine.control import Control
 from plait.train.machine.device import RankDevice, torch_dtype
+from plait.train.model.expert_layer import ExpertLayer, router_metrics
 from plait.train.record.metrics import DeviceRates, Meter
 from plait.train.record.recorder import open_recorder
 from plait.train.report import Reporter
@@ -293,7 +294,7 @@ class RankRun:
         self._doubtful = self._doubtful if self.optimizer.skipped_in_a_row else 0
         if is_measured:
             self._meter.end()
-        metrics = {"step": number + 1, **result.metrics, "learning_rate": rate}
+        metrics = {"step": number + 1, **result.metrics, "learning_rate": rate, **self._router_metrics()}
         if self.report.speaks:
             meter = Meter(part.plan, self.settings.train.batches.at(number), self._rates)
             metrics |= meter.metrics(seconds, self.recorder.records())
@@ -303,6 +304,11 @@ class RankRun:
             self.recorder.close_step()
         self.done = number + 1
         return metrics, result.requests.stop
+
+    def _router_metrics(self) -> dict[str, float]:
+        """Return the metrics of this rank's expert layers; empty if it has none."""
+        layers = [layer for model in self.part.models.stages for layer in model.moe.values()]
+        return router_metrics(cast("list[ExpertLayer]", layers)) if layers else {}
 
     def _say_no_mfu(self, step: int, peak: float) -> None:
         if not self._noted_no_mfu:

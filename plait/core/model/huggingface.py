@@ -73,7 +73,7 @@ def without_a_key(name: str) -> str:
     if name in _NO_NUMBERS or name == "architectures":
         return "changes nothing of what the model computes of tokens"
     if name in _ROUTERS.split():
-        return "no plan depends on (models with experts are planned, not trained)"
+        return "[model.experts] has under names of its own, where Plait computes it"
     if name in switches or name in _ONLY:
         return f"is always {_json((switches | _ONLY)[name])} here"
     if name in ("hidden_act", "activation_function"):

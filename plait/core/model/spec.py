@@ -115,7 +115,7 @@ class ModelSpec:
     """Interval of layers without a window, counted after the first ``full_first`` layers (Gemma 3:
     6, so the sixth and the twelfth have none). 0: all of them have a window."""
     experts: Experts | None = None
-    """Mixture-of-experts layers, in a table of their own. They can be planned, not trained yet."""
+    """Mixture-of-experts layers, in a table of their own."""
     q_lora_rank: Natural = 0
     """Rank of the latent from which queries are made, in multi-head latent attention (DeepSeek-V2,
     arXiv

@@ -118,6 +118,8 @@ class ExpertSegment(SublayerSegment):
         to = wide(rows.dtype)
         self.logits = rows.to(to) @ layer.router.weight.to(to).t()
         scores = router.scores_of(self.logits, settings)
+        if self.shared.graph.backward:
+            layer.counts.add_scores(scores)
         self.chosen = router.chosen_experts(scores, settings)
         self.weights = router.expert_weights(scores, self.chosen, settings)
         tokens, (_, b) = layer.own_tokens(self.shape[0]), self.shape
@@ -161,8 +163,10 @@ class ExpertSegment(SublayerSegment):
     def dispatch(self) -> None:
         """Run op V: the host reads the counts; rows are sorted by expert."""
         group = self._layer.group
-        here = self.all_counts[group.first : group.first + group.ep.size, 0].cpu()
-        self.exchange = Exchange.of(here, group.ep.rank, self.order.device)
+        here = self.all_counts[group.first : group.first + group.ep.size].cpu()
+        if self.shared.graph.backward:
+            self._layer.counts.choices += here.sum(0)
+        self.exchange = Exchange.of(here[:, 0], group.ep.rank, self.order.device)
         choices, rows = self.order, sum(self.exchange.sent)
         self.order = choices[:rows]
         self.places = torch.full_like(choices, rows)

@@ -3,6 +3,7 @@ shared experts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,45 @@ class ExpertGroup:
 ALL_EXPERTS = ExpertGroup(NullWire(), NullWire(), NullWire())
 
 
+class RouterCounts:
+    """Counts of a layer's router over the slices of a step, of the ranks that share out its experts.
+
+    choices: [2, experts] on the host: rows of each expert, and choices of it, dropped ones included.
+    entropy: of the scores of this rank's tokens, added up, in nats. tokens: their number.
+    """
+
+    def __init__(self, experts: int) -> None:
+        self.choices = torch.zeros((2, experts), dtype=torch.int64)
+        self.entropy, self.tokens = torch.zeros(()), 0
+
+    def add_scores(self, scores: Tensor) -> None:
+        """Count the entropy of some tokens' scores, [T, experts]."""
+        even = scores / scores.sum(-1, keepdim=True)
+        self.entropy, self.tokens = self.entropy + torch.special.entr(even).sum(), self.tokens + len(scores)
+
+    @property
+    def imbalance(self) -> float:
+        """Rows of the expert that has most, over the mean."""
+        rows = self.choices[0].double()
+        return float(rows.max() / rows.mean()) if rows.any() else 1.0
+
+
+def router_metrics(layers: Sequence[ExpertLayer]) -> dict[str, float]:
+    """Return the metrics of some layers' routers over a step, and begin new counts. expert_load:
+    rows of a layer's fullest expert over the mean, the largest of any layer. expert_dropped: share
+    of choices that were dropped. router_entropy: mean over tokens and layers, in nats."""
+    taken = [layer.counts for layer in layers]
+    for layer in layers:
+        layer.counts = RouterCounts(layer.settings.count)
+    rows, choices = (sum(int(one.choices[at].sum()) for one in taken) for at in (0, 1))
+    tokens = sum(one.tokens for one in taken)
+    return {
+        "expert_load": max(one.imbalance for one in taken),
+        "expert_dropped": 1 - rows / choices if choices else 0.0,
+        "router_entropy": float(sum(one.entropy for one in taken)) / max(1, tokens),
+    }
+
+
 class HeldExperts(nn.Module):
     """Weights of the routed experts that a rank holds. column: [experts * 2 I, H], of each expert
     its gate, then its up projection. row: [experts * H, I]."""
@@ -60,6 +100,7 @@ class ExpertLayer(Sublayer):
         self.group, self.tp_rank, self.strategy = group, tp_rank, strategy
         self.held = group.held or range(self.settings.count)
         self.router, self.experts = WeightModule(), HeldExperts()
+        self.counts = RouterCounts(self.settings.count)
 
     @property
     def branches(self) -> list[Sublayer]:
