@@ -117,7 +117,7 @@ def test_a_file_of_defaults_plans_and_trains(tmp_path: Path) -> None:
 
 def test_no_dry_run_comes_next_of_what_is_planned_and_not_trained(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
-    for model, count in (("mixtral-8x7b", 1), ("llama3-8b", 2)):
+    for model, count in (("deepseek-v3", 1), ("mixtral-8x7b", 2), ("llama3-8b", 2)):
         file.write_text(written(tmp_path, model=model, accelerators="64xh100"))
         assert len(next_commands(file)) == count
 

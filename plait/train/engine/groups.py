@@ -98,7 +98,7 @@ def open_groups(plan: Plan, rank: int, device: RankDevice, log: Log | None = Non
         axis: open_group(_shard_group(own, rank, plan.shardings[pp_rank], axis), axis) for axis in AXES
     }
     heads, ring = (open_group(_sequence_group(own, rank, cut, kind), kind) for kind in ("ulysses", "ring"))
-    experts = _ExpertGroups(plan, own, rank)
+    experts = _expert_groups(plan, own, rank, open_group) if plan.model.experts else {}
     return Groups(
         layout,
         pp_rank,
@@ -113,45 +113,37 @@ def open_groups(plan: Plan, rank: int, device: RankDevice, log: Log | None = Non
         SequenceGroup(heads, ring),
         shards,
         tie,
-        **experts.open(open_group),
+        **experts,
     )
 
 
-class _ExpertGroups:
-    """The groups of a rank in which routed experts are shared out, sharded and balanced."""
+def _expert_groups(
+    plan: Plan, own: Mesh, rank: int, open_group: Callable[[Sequence[int], str], Wire]
+) -> dict[str, Any]:
+    """Return the fields of ``Groups`` about experts."""
+    settings, strategy = plan.model.experts, plan.strategy
+    assert settings is not None
+    mesh = ExpertMesh(own, strategy.ep, strategy.whole_experts)
+    sharding = plan.shardings[plan.layout.pp_rank_of(rank)].of_experts(
+        strategy.ep, own.tp if strategy.whole_experts else 1
+    )
+    ep, replicas, at = mesh.group_of(rank), mesh.replicas_of(rank), mesh.replica(rank)
+    counted = mesh.everyone(rank) if settings.balance == "dp" and settings.balance_loss else ep
 
-    def __init__(self, plan: Plan, mesh: Mesh, rank: int) -> None:
-        self.plan, self.rank, self.settings = plan, rank, plan.model.experts
-        strategy = plan.strategy
-        self.mesh = ExpertMesh(mesh, strategy.ep, strategy.whole_experts)
-        among = mesh.tp if strategy.whole_experts else 1
-        self.sharding = plan.shardings[plan.layout.pp_rank_of(rank)].of_experts(strategy.ep, among)
-
-    def open(self, open_group: Callable[[Sequence[int], str], Wire]) -> dict[str, Any]:
-        """Return the fields of ``Groups`` about experts; none for a model without experts."""
-        settings, mesh, rank = self.settings, self.mesh, self.rank
-        if settings is None:
-            return {}
-        ep = mesh.group_of(rank)
-        counted = mesh.everyone(rank) if settings.balance == "dp" and settings.balance_loss else ep
-        wires = {name: open_group(group, name) for name, group in (("ep", ep), ("routes", mesh.sequence_of(rank)))}
-        counts = wires["ep"] if counted == ep else open_group(counted, "counts")
-        group = ExpertGroup(
-            cast("Exchanger", wires["ep"]), counts, wires["routes"], counted.index(ep[0]),
-            mesh.experts(rank, settings.count),
-        )  # fmt: skip
-        return {
-            "experts": group,
-            "expert_sharding": self.sharding,
-            "expert_shards": {axis: open_group(self._shards(axis), f"experts {axis}") for axis in AXES},
-            "expert_mesh": mesh,
-            "expert_rank": mesh.replica(rank),
-        }
-
-    def _shards(self, axis: Axis) -> tuple[int, ...]:
-        replicas, at = self.mesh.replicas_of(self.rank), self.mesh.replica(self.rank)
-        found = self.sharding.neighbours(at) if axis == "secondary" else self.sharding.group(at, axis, len(replicas))
+    def shards(axis: Axis) -> tuple[int, ...]:
+        found = sharding.neighbours(at) if axis == "secondary" else sharding.group(at, axis, len(replicas))
         return tuple(replicas[i] for i in found)
+
+    exchanged, routes = open_group(ep, "ep"), open_group(mesh.sequence_of(rank), "routes")
+    counts = exchanged if counted == ep else open_group(counted, "counts")
+    held = mesh.experts(rank, settings.count)
+    return {
+        "experts": ExpertGroup(cast("Exchanger", exchanged), counts, routes, counted.index(ep[0]), held),
+        "expert_sharding": sharding,
+        "expert_shards": {axis: open_group(shards(axis), f"experts {axis}") for axis in AXES},
+        "expert_mesh": mesh,
+        "expert_rank": at,
+    }
 
 
 def _connected(wire: Wire, device: RankDevice) -> Wire:

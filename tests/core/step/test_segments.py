@@ -127,7 +127,7 @@ def test_a_broken_list_is_refused(break_it, words: str) -> None:
         check(graph, break_it(sync_order(graph)))
 
 
-@pytest.mark.parametrize("word", ["attn.F0", "embed3.R0", "attn3.V0", "=attn3.F0", "attn3.F", "attn3.F0."])
+@pytest.mark.parametrize("word", ["attn.F0", "embed3.R0", "attn3.b0", "=attn3.F0", "attn3.F", "attn3.F0."])
 def test_what_is_no_action_is_refused(word: str) -> None:
     with pytest.raises(ScheduleError, match="is not a segment action"):
         parse(f"embed.R0 {word}")

@@ -14,7 +14,6 @@ from plait.core.job.spec import Job
 from plait.core.model.spec import ModelSpec
 from plait.core.step.columns.points import SCHEDULES, StrategyTable
 from plait.core.step.memory.closed_memory import plait_on, step_memory, usable
-from plait.core.step.memory.estimate import estimate
 from plait.core.step.seconds.closed_form import Seconds
 from plait.plan.answer import Planner
 from plait.plan.explain.memory_report import closed_report
@@ -53,10 +52,9 @@ def test_what_the_job_says_of_experts_is_kept() -> None:
 def test_lists_refuse_what_they_do_not_know() -> None:
     asked = planner()
     best = asked.answer().best
-    for call in (lambda: asked.simulated(best.job), lambda: estimate(asked.plan(best.job))):
-        with pytest.raises(JobError) as refused:
-            call()
-        assert refused.value.key == "model.experts"
+    with pytest.raises(JobError) as refused:
+        asked.simulated(best.job)
+    assert refused.value.key == "model.experts"
 
 
 def test_experts_at_unequal_places_are_refused() -> None:
