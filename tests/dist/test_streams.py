@@ -18,6 +18,7 @@ from plait.core.parallel.strategy import Recompute, Strategy
 from tests.dist.equality import TOLERANCE, Case, Pool, TensorParallel, run
 from tests.dist.pipelining import Pipeline
 from tests.dist.test_equality import MODELS
+from tests.dist.test_experts import mixture
 from tests.dist.test_pipeline import GPT, LLAMA, P2, U
 from tests.dist.test_sharding import FULL, HALF, POINTS
 from tests.dist.test_sharding import SMALL as MODELS_OF_TWO
@@ -99,6 +100,25 @@ CASES: Mapping[str, Case] = {
 )  # fmt: skip
 def test_work_is_in_order(pool: Pool, name: str) -> None:
     in_order(pool, CASES[name])
+
+
+EXPERTS: Mapping[str, Case] = {
+    "shared out": Pipeline(mixture(shared=1, balance_loss=0.1), [(2, 1)], strategy=Strategy(ep=2, p1=2)),
+    "recomputed": Pipeline(mixture(capacity=1.0), [(2, 1)], strategy=Strategy(ep=2, p1=2, recompute="full")),
+    "sharded": Pipeline(mixture(), [(4, 1)], strategy=Strategy(ep=2), shardings=[FULL]),
+    "split sequences": Pipeline(
+        mixture(balance_loss=0.1), [(1, 2)], "zb-h1",
+        Strategy(ep=2, whole_experts=True, p1=2, sequence_parallel=True),
+    ),
+}  # fmt: skip
+
+
+@some(EXPERTS, "shared out", "split sequences")
+def test_work_of_experts_is_in_order(pool: Pool, name: str) -> None:
+    """The host also waits for the counts of tokens that routers have chosen."""
+    found = run(pool, EXPERTS[name], running.observed, "")
+    assert_right(found)
+    assert not broken([one.calls for one in found])
 
 
 LANES: Mapping[str, Case] = {

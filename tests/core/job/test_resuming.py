@@ -172,6 +172,7 @@ ALLOWED: list[tuple[str, Callable[[re.Match[str]], Any]]] = [
     (r"Allowed: a list of 2, each a number of at least 0", lambda _: [0.5, 0.5]),
     (r"(?:Allowed:|Give) a (?:whole )?number of at least (\d+)", lambda found: int(found[1])),
     (r"Allowed: a (?:whole )?number above (\d+)", lambda found: int(found[1]) + 0.5),
+    (r"Use ([\w-]+), .* or a schedule file", lambda found: found[1]),
     (r"Allowed: a list", lambda _: []),
     (r"Allowed: a text", lambda _: "x"),
     (r"Write \[[\w.]+\] and the keys below it", lambda _: {}),
