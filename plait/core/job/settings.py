@@ -111,13 +111,16 @@ OverlapWord = Annotated[Overlap, ExtraValue("off"), BeforeValidator(_no_overlap)
 
 
 class OverlapKinds(Section):
-    """Overlap of tensor parallelism and overlap of sharded data parallelism, set separately."""
+    """Overlap of tensor parallelism, of sharded data parallelism and of experts, set separately."""
 
     tp: OverlapWord = "domino"
     """Overlap of tensor parallelism's collectives, with the values of ``overlap``."""
     shard: ShardOverlap | Literal["auto"] = "both"
     """Communication of sharded data parallelism that overlaps computation: of the forward, of the
     backward, of both or of none. ``auto``: the fastest in timed steps."""
+    ep: Literal["on", "off"] = "on"
+    """Exchanges of tokens with their experts: ``on`` overlaps them as ``tp`` says; ``off`` awaits
+    each."""
 
 
 Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]

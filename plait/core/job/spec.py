@@ -264,6 +264,7 @@ class Job(Section):
             tp=self.degrees[0][1], overlap=overlap, shard_overlap=hidden, p1=slices.batch, p2=slices.columns,
             sequence_parallel=section.sequence_parallel is True, cp=section.cp, ring=self.sequence_cut.ring,
             ep=section.ep, whole_experts=section.etp == 1 and self.degrees[0][1] > 1,
+            awaits_experts=not isinstance(given, str) and given.ep == "off",
             recompute=kind, recompute_layers=layers, compile=section.compile is True,
             cuda_graphs=section.cuda_graphs is True, streams=section.streams,
         )  # fmt: skip

@@ -30,7 +30,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "shard_overlap": get_args(ShardOverlap),
 }
 """Settings whose values are words, with these words."""
-LATER_FIELDS = ("streams", "ep", "whole_experts")
+LATER_FIELDS = ("streams", "ep", "whole_experts", "awaits_experts")
 """Fields that the first plans did not have."""
 
 
@@ -58,7 +58,8 @@ class Strategy:
 
     ep: expert-parallel degree. Neighbouring ranks share out the experts of every layer.
     whole_experts: tensor parallelism does not cut experts; its ranks share out tokens instead, and
-    count as neighbours among which experts are shared out.
+    count as neighbours among which experts are shared out. awaits_experts: exchanges of tokens
+    with their experts overlap nothing.
 
     recompute: activations that the backward recomputes. ``selective``: normalised inputs and
     activations, which cost neither a matrix product nor a collective. ``full``: everything but the
@@ -90,6 +91,7 @@ class Strategy:
     ring: int = 1
     ep: int = 1
     whole_experts: bool = False
+    awaits_experts: bool = False
     recompute: Recompute = "none"
     recompute_layers: int | None = None
     shard_overlap: ShardOverlap = "both"

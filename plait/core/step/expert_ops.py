@@ -48,7 +48,8 @@ class ExpertOps:
     """The expert layers of a stage. layers: their numbers. ep: ranks that share out the experts.
     counted: True if ranks gather each other's counts of tokens. split: True if several ranks hold a
     sequence's tokens and must know each other's choices. shared: True if there are shared experts.
-    waits: True if the router's gradient needs the choices of all slices."""
+    waits: True if the router's gradient needs the choices of all slices. awaited: True if exchanges
+    overlap nothing."""
 
     layers: tuple[int, ...]
     ep: int = 1
@@ -56,6 +57,7 @@ class ExpertOps:
     split: bool = False
     shared: bool = False
     waits: bool = False
+    awaited: bool = False
 
     @property
     def forward(self) -> tuple[Kind, ...]:

@@ -421,6 +421,7 @@ def expert_ops(model: ModelSpec, strategy: Strategy, stage: Stage) -> ExpertOps 
         split=strategy.sequence_ranks > 1 and (experts.capacity > 0 or experts.balance_loss > 0),
         shared=experts.shared > 0,
         waits=experts.balance != "sequence" and experts.balance_loss > 0,
+        awaited=strategy.awaits_experts,
     )
 
 

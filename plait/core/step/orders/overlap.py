@@ -202,9 +202,22 @@ def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, ba
     """Return the action list of an overlap mode for micro-batches of ``batch`` sequences."""
     if not graph.sends:  # nothing to overlap: weight gradients run at once, which frees their operands
         return sync_order(graph)
-    if overlap == "domino":
-        return domino_order(graph, costs, batch)
-    return _PLAIN.get(overlap, sync_order)(graph)
+    order = domino_order(graph, costs, batch) if overlap == "domino" else _PLAIN.get(overlap, sync_order)(graph)
+    routed = graph.experts
+    if routed is None or not routed.awaited:
+        return order
+    return awaited_at_once(order, lambda op: op.site == "moe" and routed.collective(op.kind) is not None)
+
+
+def awaited_at_once(actions: Iterable[Action], which: Callable[[SegmentOp], bool]) -> list[Action]:
+    """Return the actions with collectives of some ops awaited where they start."""
+    found: list[Action] = []
+    for action in actions:
+        if not which(action.op) or action.verb == "run":
+            found.append(action)
+        elif action.verb == "start":
+            found += [action, Action("wait", action.op)]
+    return found
 
 
 _PLAIN: Mapping[str, Callable[[SegmentGraph], list[Action]]] = {"async": async_order, "fixed": fixed_order}
