@@ -98,8 +98,10 @@ class NullWire:
         return _Done()
 
     def exchange(self, result: Tensor, source: Tensor, splits: Splits) -> _Done:
-        """Fill ``result`` from this rank's own data."""
-        result.copy_(source[: result.numel()])
+        """Fill ``result`` from this rank's own data, with zeros behind them."""
+        count = min(result.numel(), source.numel())
+        result[:count].copy_(source[:count])
+        result[count:] = 0
         return _Done()
 
 
