@@ -61,7 +61,8 @@ def _check_family(model: ModelSpec) -> None:
         key = "rope_scaling" if model.rope_scaling else "rope_theta"
         raise JobError(f"the {family} family has no rotary positions", key=f"model.{key}",
                        changes=[{f"model.{key}": None}])  # fmt: skip
-    for name, what in (("qk_norm", "norms of queries and keys"), ("window", "sliding window")):
+    for name, what in (("qk_norm", "norms of queries and keys"), ("window", "sliding window"),
+                       ("qkv_bias", "biases of queries, keys and values alone")):  # fmt: skip
         if getattr(model, name) and model.has_bias:
             raise JobError(f"the {family} family has no {what}", key=f"model.{name}",
                            changes=[{f"model.{name}": None}, {"model.family": "llama"}])  # fmt: skip
@@ -84,7 +85,7 @@ def _check_latent(model: ModelSpec) -> None:
     if missing:
         raise JobError("latent attention needs it", key=f"model.{missing[0]}", fix="Give it, or none of the three")
     for key, wrong in (("family", model.has_bias), ("num_kv_heads", model.num_kv_heads != model.num_heads),
-                       ("qk_norm", model.qk_norm), ("window", model.window)):  # fmt: skip
+                       ("qk_norm", model.qk_norm), ("qkv_bias", model.qkv_bias), ("window", model.window)):  # fmt: skip
         if wrong:
             raise JobError(f"{getattr(model, key)!r} is not supported beside latent attention", key=f"model.{key}",
                            changes=[{f"model.{key}": "llama" if key == "family" else None}])  # fmt: skip

@@ -34,6 +34,9 @@ class Experts:
     """Shared experts, which every token goes to."""
     shared_ffn_hidden: Natural = 0
     """Width of a shared expert. 0: the width of a routed expert."""
+    shared_gate: bool = False
+    """Multiply the output of the shared experts by the sigmoid of one more logit of the token
+    (Qwen1.5-MoE)."""
     capacity: NotNegative = 0.0
     """Capacity factor: most tokens of an expert, relative to equal numbers for all experts (GShard,
     arXiv
@@ -73,6 +76,9 @@ class Experts:
             problem = f"{self.per_token} experts a token are more than the {self.count} there are"
             raise JobError(problem, key="model.experts.per_token",
                            changes=[{"model.experts.per_token": self.count}])  # fmt: skip
+        if self.shared_gate and not self.shared:
+            raise JobError("there is no shared expert", key="model.experts.shared_gate",
+                           changes=[{"model.experts.shared": 1}, {"model.experts.shared_gate": False}])  # fmt: skip
         if self.shared_ffn_hidden and not self.shared:
             problem = f"{self.shared_ffn_hidden} is the width of no shared expert"
             raise JobError(problem, key="model.experts.shared_ffn_hidden",

@@ -7,7 +7,12 @@ content.
 | two names of one key | refused if their values differ |
 | switches of what a layer computes (``only``) | refused by name, except with the value that Plait computes |
 | dtypes, token numbers, generation, labels (``_NO_NUMBERS``) | ignored, counted |
+| ``router_aux_loss_coef`` | ignored, counted: see below |
 | any other key | refused by name, unless it is null |
+
+transformers adds a balancing loss only with ``output_router_logits``, which is refused: its loss is
+one over the tokens of all layers at once. Plait's is one of each layer, and a job sets its
+coefficient (``model.experts.balance_loss``).
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ torch_dtype dtype use_bfloat16 torchscript gradient_checkpointing initializer_ra
 chunk_size_feed_forward attn_implementation _attn_implementation _attn_implementation_autoset
 _attn_implementation_internal _flash_attn_2_enabled experts_implementation tf_legacy_loss use_cache return_dict
 use_return_dict output_hidden_states output_attentions output_past tie_last_hidden_states is_decoder
-tie_encoder_decoder
+tie_encoder_decoder router_aux_loss_coef
 """
 _OTHER_HEADS = """
 id2label label2id num_labels _num_labels problem_type finetuning_task task_specific_params summary_type
@@ -60,11 +65,6 @@ assistant_lookbehind num_assistant_tokens num_assistant_tokens_schedule target_l
 """
 _NO_NUMBERS = frozenset(" ".join((_ORIGIN, _SAME_NUMBERS, _OTHER_HEADS, _GENERATION)).split())
 """Keys that cannot change what a model computes for tokens."""
-_ROUTERS = """
-router_aux_loss_coef router_jitter_noise output_router_logits norm_topk_prob scoring_func topk_method n_group
-topk_group routed_scaling_factor aux_loss_alpha seq_aux
-"""
-"""Keys for how routers of experts choose and learn."""
 
 
 def without_a_key(name: str) -> str:
@@ -72,8 +72,6 @@ def without_a_key(name: str) -> str:
     switches = {key: value for kind in MODEL_TYPES.values() for key, value in kind.only.items()}
     if name in _NO_NUMBERS or name == "architectures":
         return "changes nothing of what the model computes of tokens"
-    if name in _ROUTERS.split():
-        return "[model.experts] has under names of its own, where Plait computes it"
     if name in switches or name in _ONLY:
         return f"is always {_json((switches | _ONLY)[name])} here"
     if name in ("hidden_act", "activation_function"):

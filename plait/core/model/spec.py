@@ -33,7 +33,7 @@ from plait.core.model.weights import MLP, Dimensions, Sublayer, count, matrices_
 Family = Literal["gpt", "llama", "utransformer"]
 Probability = Annotated[float, Ge(0), Lt(1)]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-RARE_FIELDS = ("without", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim")
+RARE_FIELDS = ("without", "qkv_bias", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim")
 """Fields that a plan's file has only if they are not empty or zero."""
 MOST_PARAMETERS = 10**15
 """Most parameters of a model, a thousand times the largest models: all numbers computed from it fit
@@ -106,6 +106,9 @@ class ModelSpec:
     qk_norm: bool = False
     """Normalise queries and keys head by head before their rotation (llama; Qwen3, arXiv
     2505.09388)."""
+    qkv_bias: bool = False
+    """Biases of queries, keys and values, in a model without other biases (llama; Qwen2, arXiv
+    2407.10671)."""
     window: Natural = 0
     """Sliding window: number of tokens that a query sees, its own included (llama; Mistral, arXiv
     2310.06825). 0: no window, a query sees all tokens before it."""
@@ -221,8 +224,8 @@ class ModelSpec:
             H=self.hidden, Q=self.num_heads * self.head_size, K=self.num_kv_heads * self.head_size, F=self.ffn_hidden,
             V=self.vocab, P=self.max_sequence, biased=int(self.has_bias), gated=int(self.gated),
             learned=int(self.learned_positions), tied=int(bool(self.tied_embeddings)), block=int(self.parallel_block),
-            D=self.head_size, qk_norm=int(self.qk_norm), A=self.q_lora_rank, B=self.kv_lora_rank,
-            R=self.qk_rope_head_dim, latent=int(self.kv_lora_rank > 0), **self._expert_letters,
+            D=self.head_size, qk_norm=int(self.qk_norm), qkv_bias=int(self.qkv_bias), A=self.q_lora_rank,
+            B=self.kv_lora_rank, R=self.qk_rope_head_dim, latent=int(self.kv_lora_rank > 0), **self._expert_letters,
         )  # fmt: skip
 
     @property
@@ -230,7 +233,8 @@ class ModelSpec:
         experts = self.experts
         if experts is None:
             return {}
-        return {"E": experts.count, "I": experts.ffn_hidden, "G": experts.shared_width}
+        return {"E": experts.count, "I": experts.ffn_hidden, "G": experts.shared_width,
+                "shared_gate": int(experts.shared_gate)}  # fmt: skip
 
     def parameters_of(self, *sites: Sublayer) -> int:
         """Return the number of parameters of one of each of these sublayers, norms included."""
@@ -259,7 +263,8 @@ class ModelSpec:
         experts = self.experts
         shared = experts.shared * self.expert_parameters(experts.shared_ffn_hidden)
         norm = self.parameters_of("mlp") - count(MLP, self.letters)
-        return routed * self.expert_parameters(experts.ffn_hidden) + shared + experts.count * self.hidden + norm
+        logits = experts.count + experts.shared_gate
+        return routed * self.expert_parameters(experts.ffn_hidden) + shared + logits * self.hidden + norm
 
     @property
     def num_parameters(self) -> int:

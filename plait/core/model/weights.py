@@ -17,11 +17,12 @@ Number: TypeAlias = Any
 """A number, or an array with one number for each model."""
 Sublayer = Literal["embed", "attn", "mlp", "moe", "experts", "down", "up", "head"]
 Cut = Literal["", "even", "expert", "kv", "words"]
-Letter = Literal["H", "2H", "Q", "2Q", "K", "F", "V", "P", "D", "A", "B", "B+R", "Q+R", "E", "G", "I"]
+Letter = Literal["H", "2H", "Q", "2Q", "K", "F", "V", "P", "D", "A", "B", "B+R", "Q+R", "E", "G", "I", "1"]
 Sums = Literal["never", "cut", "always"]
 Condition = Literal[
-    "", "biased", "gated", "learned", "untied", "own norm", "own bias", "qk_norm", "direct", "latent", "shared"
-]
+    "", "biased", "gated", "learned", "untied", "own norm", "own bias", "qk_norm", "qkv bias", "direct", "latent",
+    "shared", "shared_gate",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,10 @@ class Dimensions:
     rotated dimensions of a head in latent attention, in addition to its others. Further fields are
     0 or 1. biased: linear layers and norms have biases. gated: a gate stands next to the MLP's
     first weight. learned: positions are learned. tied: the head has the embedding's weight. block:
-    attention and MLP share one norm. qk_norm: queries and keys are normalised head by head. latent:
-    attention is latent. E: routed experts. I: width of one; G: width of all shared experts together."""
+    attention and MLP share one norm. qk_norm: queries and keys are normalised head by head. qkv_bias:
+    queries, keys and values have biases even if nothing else has. latent: attention is latent. E:
+    routed experts. I: width of one; G: width of all shared experts together. shared_gate: a token
+    scales their output."""
 
     H: Number
     Q: Number
@@ -47,6 +50,7 @@ class Dimensions:
     block: Number
     D: Number = 0
     qk_norm: Number = 0
+    qkv_bias: Number = 0
     A: Number = 0
     B: Number = 0
     R: Number = 0
@@ -54,12 +58,15 @@ class Dimensions:
     E: Number = 0
     I: Number = 0  # noqa: E741
     G: Number = 0
+    shared_gate: Number = 0
 
     def size(self, letter: Letter) -> Number:
         """Return the size of a dimension."""
         match letter:
             case "2H" | "2Q":
                 return 2 * getattr(self, letter[1])
+            case "1":
+                return 1
             case "B+R":
                 return self.B + self.R
             case "Q+R":  # R for every head
@@ -78,6 +85,8 @@ class Dimensions:
                 return 1 - self.tied
             case "direct":
                 return 1 - self.latent
+            case "qkv bias":
+                return self.biased + self.qkv_bias
             case "shared":
                 return int(self.G > 0)
             case "own norm":
@@ -136,9 +145,9 @@ WEIGHTS: tuple[Weight, ...] = (
     Weight("attn", "kv_down.weight", ("B+R", "H"), grad_reduction="cut", when="latent"),
     Weight("attn", "kv_down.norm", ("B",), grad_reduction="cut", when="latent"),
     Weight("attn", "kv_up.weight", ("2Q", "B"), "even", when="latent"),
-    Weight("attn", "q.bias", ("Q",), "even", fused_into="column.bias", when="biased"),
-    Weight("attn", "k.bias", ("K",), "kv", grad_reduction="always", fused_into="column.bias", when="biased"),
-    Weight("attn", "v.bias", ("K",), "kv", grad_reduction="always", fused_into="column.bias", when="biased"),
+    Weight("attn", "q.bias", ("Q",), "even", fused_into="column.bias", when="qkv bias"),
+    Weight("attn", "k.bias", ("K",), "kv", grad_reduction="always", fused_into="column.bias", when="qkv bias"),
+    Weight("attn", "v.bias", ("K",), "kv", grad_reduction="always", fused_into="column.bias", when="qkv bias"),
     Weight("attn", "q_norm.weight", ("D",), grad_reduction="always", over="q.weight", when="qk_norm"),
     Weight("attn", "k_norm.weight", ("D",), grad_reduction="always", over="k.weight", when="qk_norm"),
     Weight("attn", "o.weight", ("H", "Q"), "even", dim=1, fused_into="row.weight"),
@@ -154,6 +163,9 @@ WEIGHTS: tuple[Weight, ...] = (
     Weight("moe", "router.weight", ("E", "H"), grad_reduction="always"),
     Weight("moe", "shared.gate.weight", ("G", "H"), "even", fused_into="column.weight", when="shared"),
     Weight("moe", "shared.up.weight", ("G", "H"), "even", fused_into="column.weight", when="shared"),
+    Weight(
+        "moe", "shared_gate.weight", ("1", "H"), grad_reduction="always", fused_into="column.weight", when="shared_gate"
+    ),
     Weight("moe", "shared.down.weight", ("H", "G"), "even", dim=1, fused_into="row.weight", when="shared"),
     Weight("experts", "gate.weight", ("I", "H"), "expert", fused_into="column.weight"),
     Weight("experts", "up.weight", ("I", "H"), "expert", fused_into="column.weight"),
@@ -191,7 +203,7 @@ def widths(site: Sublayer, letters: Dimensions, tp: Number = 1, kv: Number = 1) 
     for weight in weights_of(site):
         if weight.fused_into in found:
             found[weight.fused_into] += (
-                letters.has(weight.when) * letters.size(weight.shape[weight.dim]) / cuts[weight.cut]
+                letters.has(weight.when) * letters.size(weight.shape[weight.dim]) / cuts.get(weight.cut, 1)
             )
     return found["column.weight"], found["row.weight"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from plait.core.base.errors import CheckpointError
 from plait.core.base.files import write_synced
-from plait.core.model.families import HEAD, PREFIX, check_family, huggingface_config
+from plait.core.model.families import HEAD, PREFIX, check_family, file_name, huggingface_config, model_type
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.reshard.layouts import Box
@@ -155,7 +155,7 @@ def contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, StoredPiece]]]:
     found: dict[str, list[tuple[Piece, StoredPiece]]] = {}
     for piece in pieces(spec, Strategy(), 0):
         at = stored_piece(spec, piece)
-        name = at.name if at.name == HEAD else PREFIX[spec.family] + at.name
+        name = at.name if at.name == HEAD else PREFIX[spec.family] + file_name(at.name, model_type(spec))
         found.setdefault(name, []).append((piece, at))
     return found
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -34,7 +34,7 @@ from plait.core.base.errors import CheckpointError, JobError, written
 from plait.core.base.files import check_path, kind_of, reason_of
 from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.numbers import shown
-from plait.core.model.families import CONSTANTS, EMBEDDING, HEAD, LAYER, NAMES, PREFIX
+from plait.core.model.families import CONSTANTS, EMBEDDING, HEAD, LAYER, NAMES, PREFIX, differences, usual_name
 from plait.core.model.huggingface import read_config
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
@@ -45,10 +45,6 @@ from plait.train.model.pieces import Piece, pieces
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes that weights may have."""
-MAY_DIFFER = ("max_sequence", "tied_embeddings", "dropout", "attention_dropout", "levels", "parallel_block")
-"""Fields in which a folder and a job may differ. The tensors show whether the head is tied;
-features that no folder has are refused elsewhere. With learned positions, ``max_sequence`` must
-agree."""
 _AT_ONCE = 4 << 20
 """Number of values of two matrices that are compared at once."""
 LONGEST = 32 << 20
@@ -103,16 +99,11 @@ def check_config(spec: ModelSpec, folder: Path, over: IgnoredInput | None = None
     """Raise CheckpointError if ``config.json`` describes another model. The file may be missing."""
     if not (folder / "config.json").is_file():
         return
-    theirs = read_config(folder, over)
-    same = [field.name for field in fields(ModelSpec) if field.name not in MAY_DIFFER]
-    same += ["max_sequence"] if spec.learned_positions else []
-    others = {name: (getattr(theirs, name), getattr(spec, name)) for name in same}
-    others = {name: pair for name, pair in others.items() if pair[0] != pair[1]}
+    others = differences(read_config(folder, over), spec)
     if not others:
         return
     told = ", ".join(f"{name} is {found} there and {ours} in the job" for name, (found, ours) in others.items())
-    plain = theirs.to_dict()
-    changes = " and ".join(f"model.{name}={written(plain[name])}" for name in others if plain[name] is not None)
+    changes = " and ".join(f"model.{name}={written(found)}" for name, (found, _) in others.items() if found is not None)
     raise CheckpointError(
         f"{folder / 'config.json'}: describes another model: {told}. Set {changes or 'the same'}, or name another "
         "folder"
@@ -126,7 +117,7 @@ def stored_tensors(spec: ModelSpec, folder: Path, over: IgnoredInput | None = No
     over = over if over is not None else IgnoredInput()
     tensors = dict[str, Stored]()
     for one in _stored(folder, spec, over):
-        name = one.name.removeprefix(PREFIX[spec.family])
+        name = usual_name(one.name.removeprefix(PREFIX[spec.family]))
         if other := tensors.get(name):
             raise CheckpointError(
                 f"{folder}: tensor '{one.name}' occurs twice, in {one.file.name} and, as '{other.name}', in "
@@ -298,7 +289,8 @@ def stored_piece(spec: ModelSpec, piece: Piece) -> StoredPiece:
     layer, rest = None, head
     if head.startswith("layers."):
         _, layer, rest = head.split(".", 2)
-    name = NAMES[spec.family][rest] + "." + tail
+    expert = next(filter(str.isdigit, rest.split(".")), "")
+    name = NAMES[spec.family][rest.replace(expert, "{}") if expert else rest].format(expert) + "." + tail
     fused = spec.family == "gpt" and rest in _FUSED
     shape = (len(_FUSED) * piece.shape[0], *piece.shape[1:]) if fused else piece.shape
     transposed = spec.family == "gpt" and layer is not None and len(shape) == 2

@@ -15,6 +15,7 @@ from plait.core.parallel.strategy import Strategy
 from plait.core.step.traffic import EXTRA_BYTES
 from plait.train.comm.wire import Exchanger, NullWire, Wire
 from plait.train.model.basics import SliceContext, WeightModule
+from plait.train.model.kernels import EAGER
 from plait.train.model.sublayers import Sublayer
 
 
@@ -108,8 +109,11 @@ class ExpertLayer(Sublayer):
         return [self] if self.settings.shared else []
 
     def core(self, z: Tensor, context: SliceContext) -> Tensor:
-        """Apply the shared experts' activation."""
-        return context.kernels.activate(z, gated=True)
+        """Apply the shared experts' activation. The last column of ``z`` is the logit of their gate, if
+        they have one."""
+        if not self.settings.shared_gate:
+            return context.kernels.activate(z, gated=True)
+        return EAGER.activate(z[..., :-1], gated=True) * z[..., -1:].sigmoid()
 
     def own_tokens(self, sequence: int) -> range:
         """Return the tokens of each sequence, of ``sequence`` on this tensor-parallel group, that

@@ -29,6 +29,16 @@ LLAMA3 = {
 }  # fmt: skip
 
 
+KIND = LLAMA | {"num_key_value_heads": 2, "num_hidden_layers": 4}
+MIXTRAL = KIND | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN3_MOE = KIND | {
+    "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+    "norm_topk_prob": True,
+}  # fmt: skip
+QWEN2_MOE = QWEN3_MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 8}
+QWEN2 = KIND | {"model_type": "qwen2"}
+
+
 def read(folder: Path, values: dict[str, Any], over: IgnoredInput | None = None) -> ModelSpec:
     (folder / "config.json").write_text(json.dumps(values))
     return read_config(folder, over)
@@ -80,6 +90,30 @@ def refused(folder: Path, values: dict[str, Any]) -> JobError:
         (LLAMA, {"rope_scaling": {**LLAMA3, "factor": -1.0}}, "rope_scaling.factor"),
         (LLAMA, {"rope_parameters": {**LLAMA3, "factor": None}}, "rope_parameters.factor"),
         (LLAMA, {"full_attention": {}}, "full_attention"),
+        (MIXTRAL, {"output_router_logits": True}, "output_router_logits"),
+        (MIXTRAL, {"router_jitter_noise": 0.1}, "router_jitter_noise"),
+        (MIXTRAL, {"num_experts": 3}, "num_experts"),
+        (MIXTRAL, {"norm_topk_prob": False}, "norm_topk_prob"),
+        (MIXTRAL, {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        (MIXTRAL, {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size"),
+        (QWEN3_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        (QWEN3_MOE, {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        (QWEN3_MOE, {"decoder_sparse_step": 5}, "decoder_sparse_step"),
+        (QWEN3_MOE, {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        (QWEN3_MOE, {"mlp_only_layers": [0, 1, 2, 3]}, "mlp_only_layers"),
+        (QWEN3_MOE, {"mlp_only_layers": 1}, "mlp_only_layers"),
+        (QWEN3_MOE, {"num_local_experts": 3}, "num_local_experts"),
+        (QWEN3_MOE, {"attention_bias": True}, "attention_bias"),
+        (QWEN3_MOE, {"use_sliding_window": True}, "use_sliding_window"),
+        (QWEN3_MOE, {"output_router_logits": True}, "output_router_logits"),
+        (QWEN2_MOE, {"use_sliding_window": True}, "use_sliding_window"),
+        (QWEN2_MOE, {"attention_bias": False}, "attention_bias"),
+        (QWEN2_MOE, {"router_jitter_noise": 0.1}, "router_jitter_noise"),
+        (QWEN2, {"attention_bias": True}, "attention_bias"),
+        (QWEN2, {"qkv_bias": False}, "qkv_bias"),
+        (QWEN2, {"use_mrope": True}, "use_mrope"),
+        (QWEN2, {"use_sliding_window": 1}, "use_sliding_window"),
+        (QWEN2, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling"),
     ],
 )  # fmt: skip
 def test_what_would_change_the_numbers_is_refused_by_its_name(
@@ -99,7 +133,7 @@ def advised(values: dict[str, Any], error: JobError) -> dict[str, Any]:
     name = inner or top
     if supported := re.match(r"Supported: ([^,]*)", fix):
         word = supported[1]
-        value = json.loads(word) if word in ("true", "false", "1.0", "{}") else word
+        value = json.loads(word) if word in ("true", "false", "0.0", "1.0", "{}") else word
         table[name] = [value] if name == "architectures" else value
         if word == "without it":
             del table[name]
@@ -116,8 +150,38 @@ def advised(values: dict[str, Any], error: JobError) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
+    ("base", "change", "key"),
+    [
+        (MIXTRAL, {"sliding_window": 0}, "sliding_window"),
+        (MIXTRAL, {"num_key_value_heads": None}, "num_key_value_heads"),
+        (QWEN2_MOE, {"num_key_value_heads": None}, "num_key_value_heads"),
+        (QWEN3_MOE, {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
+        (QWEN2_MOE, {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
+        (QWEN2, {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
+        (MIXTRAL, {"num_local_experts": 0}, "num_local_experts"),
+        (MIXTRAL, {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        (QWEN3_MOE, {"num_experts": 0}, "num_experts"),
+        (QWEN3_MOE, {"num_experts": None}, "num_experts"),
+        (QWEN3_MOE, {"moe_intermediate_size": 0}, "moe_intermediate_size"),
+        (QWEN3_MOE, {"norm_topk_prob": 1}, "norm_topk_prob"),
+        (QWEN2_MOE, {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size"),
+        (QWEN2_MOE, {"qkv_bias": None}, "qkv_bias"),
+        (QWEN2_MOE, {"qkv_bias": 1}, "qkv_bias"),
+        (QWEN2_MOE, {"num_experts_per_tok": 0}, "num_experts_per_tok"),
+        (QWEN2, {"model_type": "olmoe"}, "model_type"),
+    ],
+)
+def test_what_newer_types_cannot_have(tmp_path: Path, base: dict[str, Any], change: dict[str, Any], key: str) -> None:
+    assert refused(tmp_path, base | change).key == key
+
+
+@pytest.mark.parametrize(
     ("base", "change"),
     [
+        (MIXTRAL, {"router_aux_loss_coef": 0.02, "num_experts": 4}),
+        (QWEN3_MOE, {"num_local_experts": 4, "max_window_layers": 48, "mlp_only_layers": [9]}),
+        (QWEN2, {"sliding_window": None, "use_sliding_window": True, "max_window_layers": 0}),
+        (QWEN2_MOE, {"qkv_bias": True, "sliding_window": 0}),
         (GPT2, {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True, "pruned_heads": {}}),
         (GPT2, {"hidden_size": 16, "num_hidden_layers": 2, "max_position_embeddings": 16, "n_inner": None}),
         (GPT2, {"architectures": ["GPT2LMHeadModel"], "sliding_window": None}),
@@ -145,7 +209,7 @@ def named(folder: Path, values: dict[str, Any], over: IgnoredInput) -> str:
     return ""
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"])
 def test_no_attribute_of_transformers_configs_is_unknown(tmp_path: Path, kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     made = transformers.AutoConfig.for_model(kind)
@@ -157,7 +221,7 @@ def test_no_attribute_of_transformers_configs_is_unknown(tmp_path: Path, kind: s
         over = IgnoredInput()
         changed = values | {key: "something else"}
         if names := named(tmp_path, changed, over):
-            assert names in (key, "resid_pdrop")
+            assert names in (key, "resid_pdrop", "num_local_experts")
         else:
             passed = IgnoredInput()
             read(tmp_path, {name: value for name, value in values.items() if name != key}, passed)
