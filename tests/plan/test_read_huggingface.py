@@ -25,13 +25,9 @@ def test_hugging_face_s_config_is_a_model(tmp_path: Path) -> None:
     assert found.answer.model.hidden == 512 and found.answer.framework == "" and found.answer.ranks == 8
 
 
-MIXTRAL = {
-    "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "intermediate_size": 14336, "num_local_experts": 8, "vocab_size": 32000,
-}  # fmt: skip
-QWEN = {
-    "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28,
-    "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
+GEMMA = {
+    "model_type": "gemma3_text", "num_hidden_layers": 48, "hidden_size": 3840, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "intermediate_size": 15360,
 }  # fmt: skip
 DEEPSEEK = {
     "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128,
@@ -44,11 +40,11 @@ DEEPSEEK = {
 @pytest.mark.parametrize(
     ("values", "preset"),
     [
-        ({"model_type": "mixtral"} | MIXTRAL, "mixtral-8x7b"),
+        (DEEPSEEK, "deepseek-v3"),
         ({"model_type": "gemma3", "text_config": {"num_hidden_layers": 48, "hidden_size": 3840,
           "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 15360}}, "gemma3-12b"),
-        ({"model_type": "mixtral"} | MIXTRAL | {"num_hidden_layers": 31}, ""),
-        ({"model_type": "bloom"} | MIXTRAL, ""),
+        (DEEPSEEK | {"num_hidden_layers": 60}, ""),
+        (DEEPSEEK | {"model_type": "bloom"}, ""),
         ({"model_type": "_"}, ""),
     ],
 )  # fmt: skip
@@ -59,16 +55,16 @@ def test_kinds_that_are_planned_alone_are_told_by_their_shapes(
         one = told(tmp_path, "config.json", json.dumps(values))
         assert one.get("model") == {"preset": preset} and f"as the preset {preset}" in one.notes[0]
     else:
-        with pytest.raises(JobError, match="Supported: gpt2, llama, mistral, qwen3, and shapes of presets"):
+        with pytest.raises(JobError, match="Supported: gpt2, llama, .*, and shapes of presets"):
             told(tmp_path, "config.json", json.dumps(values))
 
 
 @pytest.mark.parametrize(
     ("values", "model"),
     [
-        ({"model_type": "mixtral"} | MIXTRAL | {"vocab_size": 32002}, {"preset": "mixtral-8x7b", "vocab": 32002}),
-        (QWEN | {"tie_word_embeddings": True}, {"preset": "qwen2.5-7b", "tied_embeddings": True}),
-        (QWEN | {"tie_word_embeddings": False, "head_dim": 128}, {"preset": "qwen2.5-7b"}),
+        (DEEPSEEK | {"vocab_size": 32002}, {"preset": "deepseek-v3", "vocab": 32002}),
+        (GEMMA | {"tie_word_embeddings": False}, {"preset": "gemma3-12b", "tied_embeddings": False}),
+        (GEMMA | {"tie_word_embeddings": True, "head_dim": 256}, {"preset": "gemma3-12b"}),
         (DEEPSEEK, {"preset": "deepseek-v3"}),
     ],
 )
@@ -81,12 +77,12 @@ def test_a_preset_has_the_vocabulary_of_the_file(tmp_path: Path, values: dict[st
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (QWEN | {"model_type": "qwen2_moe", "num_experts": 64, "num_experts_per_tok": 8},
-         "num_experts: a qwen2_moe is no qwen2.5-7b, .* it has num_experts=64"),
-        (QWEN | {"head_dim": 256}, "it has head_dim=256"),
-        ({"model_type": "mixtral"} | MIXTRAL | {"num_local_experts": 16, "num_experts_per_tok": 4},
-         "it has num_local_experts=16 and num_experts_per_tok=4"),
-        ({"model_type": "mixtral"} | MIXTRAL | {"num_local_experts": None}, "it has num_local_experts=0"),
+        (GEMMA | {"num_experts": 64, "num_experts_per_tok": 8},
+         "num_experts: a gemma3_text is no gemma3-12b, .* it has num_experts=64"),
+        (GEMMA | {"head_dim": 128}, "it has head_dim=128"),
+        (DEEPSEEK | {"n_routed_experts": 16, "num_experts_per_tok": 4},
+         "it has n_routed_experts=16 and num_experts_per_tok=4"),
+        (DEEPSEEK | {"n_routed_experts": None}, "it has num_local_experts=0"),
         (DEEPSEEK | {"first_k_dense_replace": 1}, "it has first_k_dense_replace=1"),
         (DEEPSEEK | {"kv_lora_rank": 256}, "it has kv_lora_rank=256"),
         (DEEPSEEK | {"mlp_only_layers": [3]}, r"it has mlp_only_layers=\[3\]"),

@@ -67,7 +67,7 @@ PEERS: Mapping[str, Names] = {
         "num-experts moe-router-topk moe-ffn-hidden-size", "num_experts",
         transformers="num_local_experts n_routed_experts num_experts_per_tok moe_intermediate_size n_shared_experts "
         "shared_expert_intermediate_size first_k_dense_replace decoder_sparse_step mlp_only_layers norm_topk_prob "
-        "scoring_func n_group topk_group routed_scaling_factor router_aux_loss_coef aux_loss_alpha",
+        "n_group topk_group routed_scaling_factor router_aux_loss_coef",
         write="Write experts = { count = N, per_token = K, ffn_hidden = SIZE }, and with shared, shared_ffn_hidden, "
         "first_dense, every, score_function, norm_topk_prob and balance_loss what else differs",
     ),

@@ -20,6 +20,8 @@ PUBLISHED = {
     "mixtral-8x22b": (141e9, 39e9),  # mistral.ai/news/mixtral-8x22b
     "qwen3-30b-a3b": (30.5e9, 3.3e9),  # arXiv 2505.09388, huggingface.co/Qwen/Qwen3-30B-A3B
     "qwen3-235b-a22b": (235e9, 22e9),  # the same
+    "olmoe-1b-7b": (6.9e9, 1.3e9),  # arXiv 2409.02060
+    "qwen1.5-moe-a2.7b": (14.3e9, 2.7e9),  # qwenlm.github.io/blog/qwen-moe
 }
 DENSE = ModelSpec(
     family="llama", num_layers=6, hidden=64, num_heads=4, ffn_hidden=160, vocab=96, max_sequence=64

@@ -26,15 +26,14 @@ PUBLISHED = {
     "gemma3-12b": 11_766_034_176, "gemma3-27b": 27_009_346_304, "mistral-7b": 7_241_732_096,
     "mistral-nemo-12b": 12_247_782_400, "mistral-small-24b": 23_572_403_200, "mistral-large-123b": 122_610_069_504,
     "deepseek-v3": 671_026_419_200, "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_630_071_296,
+    "olmoe-1b-7b": 6_919_161_856, "qwen1.5-moe-a2.7b": 14_315_784_192,
 }  # fmt: skip
 
 
 def missing(model: ModelSpec) -> int:
     """Parameters of what a preset says to be without, by hand."""
     counts = {
-        "biases of queries, keys and values": model.num_layers
-        * (model.num_heads + 2 * model.num_kv_heads)
-        * model.head_size,
+        "norms of queries and keys over all heads": model.num_layers * 2 * model.hidden,
         "norms after sublayers": model.num_layers * 2 * model.hidden,
         "biases of the router": model.num_expert_layers * (model.experts.count if model.experts else 0),
     }
@@ -76,7 +75,7 @@ def test_latent_attention_by_hand() -> None:
     [
         ({"kv_lora_rank": 0}, "model.kv_lora_rank"), ({"q_lora_rank": 0}, "model.q_lora_rank"),
         ({"num_kv_heads": 8}, "model.num_kv_heads"), ({"qk_norm": True}, "model.qk_norm"),
-        ({"window": 4}, "model.window"),
+        ({"window": 4}, "model.window"), ({"qkv_bias": True}, "model.qkv_bias"),
     ],
 )  # fmt: skip
 def test_what_latent_attention_cannot_have(changed: dict[str, int], key: str) -> None:
