@@ -58,6 +58,7 @@ PEERS: Mapping[str, Names] = {
         write="Write tied_embeddings = true or false",
     ),
     "model.qk_norm": Names("qk-layernorm"),
+    "model.qkv_bias": Names("add-qkv-bias"),
     "model.window": Names(
         "window-size", transformers="sliding_window use_sliding_window layer_types",
         write="Write window = TOKENS, and with full_first and full_every which layers attend to all",

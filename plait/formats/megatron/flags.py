@@ -70,10 +70,12 @@ ROWS = (
     Row("hidden-dropout", "model.dropout", share, 0.1),
     Row("attention-dropout", "model.attention_dropout", share, 0.1),
     Row("qk-layernorm", "model.qk_norm", switch, False),
+    Row("add-qkv-bias", "model.qkv_bias", switch, False),
     Row("untie-embeddings-and-output-weights", "model.tied_embeddings", {True: False}, True),
     Row("num-experts", "model.experts.count", count),
     Row("moe-router-topk", "model.experts.per_token", count),
     Row("moe-ffn-hidden-size", "model.experts.ffn_hidden", count),
+    Row("moe-shared-expert-gate", "model.experts.shared_gate", switch, False),
     Row("moe-expert-capacity-factor", "model.experts.capacity", number, 0.0),
     Row("expert-model-parallel-size", "strategy.ep", count, omitted=1),
     part("expert-tensor-parallel-size", "", count),
@@ -155,7 +157,7 @@ ROWS = (
         "accumulate-allreduce-grads-in-fp32 use-flash-attn squared-relu use-rotary-position-embeddings "
         "no-position-embedding no-overlap-p2p-communication account-for-embedding-in-pipeline-split "
         "account-for-loss-in-pipeline-split no-async-tensor-model-parallel-allreduce "
-        "use-precision-aware-optimizer apply-layernorm-1p openai-gelu cross-entropy-loss-fusion add-qkv-bias "
+        "use-precision-aware-optimizer apply-layernorm-1p openai-gelu cross-entropy-loss-fusion "
         "decrease-batch-size-if-needed multi-latent-attention checkpoint-activations"
     ),
 )

@@ -39,7 +39,7 @@ def read_model(parsed: ParsedConfig, flags: Settings) -> None:
     rotary = _positions(parsed, flags) == "rope" or latent
     shapes["family"] = "llama" if gated or rotary or (groups or heads) != heads else "gpt"
     if shapes["family"] == "gpt" or latent:
-        del shapes["qk_norm"]
+        del shapes["qk_norm"], shapes["qkv_bias"]
     if shapes["family"] == "llama":
         _like_llama(parsed, flags, shapes)
     if shapes.pop("attention_dropout"):
@@ -84,8 +84,8 @@ def _like_llama(parsed: ParsedConfig, flags: Settings, shapes: dict[str, Any]) -
         )
     if flags["normalization"] != "RMSNorm":
         parsed.notes.append("LayerNorm is counted as RMSNorm.")
-    if "disable-bias-linear" not in flags or "add-qkv-bias" in flags:
-        parsed.notes.append("Biases are not counted.")
+    if "disable-bias-linear" not in flags:
+        parsed.notes.append("Biases are not counted, but for those of --add-qkv-bias.")
     if "use-rope-scaling" in flags:
         shapes["rope_scaling"] = {"factor": flags["rope-scaling-factor"], **ROPE_ORIGINAL}
     if "multi-latent-attention" in flags:

@@ -36,7 +36,8 @@ FLAVORS = {
 and keys are normalised."""
 UNKNOWN = Flavor("MODULE", "CONFIGURATION", "FLAVOR")
 SAME: dict[str, Any] = {
-    "tied_embeddings": False, "parallel_block": False, "window": 0, "dropout": 0.0, "attention_dropout": 0.0,
+    "tied_embeddings": False, "parallel_block": False, "window": 0, "qkv_bias": False, "dropout": 0.0,
+    "attention_dropout": 0.0,
 }  # fmt: skip
 DETAILS: dict[str, dict[str, Any]] = {
     "llama3": SAME | {"vocab": 128256, "rope_theta": 500000.0, "norm_eps": 1e-5, "head_size": 128},
