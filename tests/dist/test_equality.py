@@ -15,7 +15,9 @@ from tests.support.models import gpt, llama, mistral, qwen3, utransformer
 
 GPT = gpt(dropout=0.1, attention_dropout=0.2)
 LLAMA = llama(num_heads=8, num_kv_heads=4, dropout=0.1)
-FEW_KV = llama(num_layers=1, head_size=6, vocab=33, tied_embeddings=True, dropout=0.1, attention_dropout=0.1)
+FEW_KV = llama(
+    num_layers=1, head_size=6, vocab=33, tied_embeddings=True, dropout=0.1, attention_dropout=0.1, qkv_bias=True
+)
 UNTIED = gpt(num_layers=1, vocab=40, tied_embeddings=False)
 MODELS = {"gpt": GPT, "llama": LLAMA, "few_kv": FEW_KV, "untied": UNTIED}
 MODELS |= {f"{name}_block": replace(MODELS[name], parallel_block=True) for name in ("gpt", "llama")}

@@ -32,9 +32,9 @@ def mixture(**changed: Any) -> ModelSpec:
         ({}, (2, 1), {"ep": 2, "p1": 2}, Sharding()),
         ({"shared": 1, "balance_loss": 0.1, "z_loss": 0.01}, (4, 1), {"ep": 2}, Sharding(params=4, grads=4, optim=4)),
         ({"capacity": 0.75, "balance_loss": 0.1}, (2, 1), {"ep": 4, "cp": 2, "p1": 2, "recompute": "full"}, Sharding()),
-        ({"shared": 1}, (2, 2), {"ep": 2, "p1": 2, "sequence_parallel": True}, Sharding(optim=2)),
+        ({"shared": 1, "shared_gate": True}, (2, 2), {"ep": 2, "p1": 2, "sequence_parallel": True}, Sharding(optim=2)),
         (
-            {"shared": 1, "balance_loss": 0.1, "capacity": 1.0},
+            {"shared": 1, "shared_gate": True, "balance_loss": 0.1, "capacity": 1.0},
             (2, 2),
             {"ep": 4, "whole_experts": True, "p1": 2, "p2": 2, "sequence_parallel": True, "recompute": "layer"},
             Sharding(),

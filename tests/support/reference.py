@@ -175,6 +175,8 @@ class Reference:
                 if settings.norm_topk_prob:
                     weights = weights / weights.sum()
                 row = self._mlp(f"{at}.shared", n[b, s]) if settings.shared else torch.zeros_like(n[b, s])
+                if settings.shared_gate:
+                    row = row * (self.weights[f"{at}.shared_gate.weight"][0] @ n[b, s]).sigmoid()
                 for one, weight in zip(chosen, weights, strict=True):
                     counts[b, one] += 1
                     taken[one] += 1
