@@ -22,6 +22,7 @@ from plait.core.step.segments import SegmentGraph
 from plait.train.checkpoint.whole import load_whole
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer
 from plait.train.model.basics import SliceContext
+from plait.train.model.expert_layer import ExpertLayer
 from plait.train.model.sublayers import ParallelBlock, Sublayer
 from plait.train.model.transformer import Transformer
 
@@ -124,9 +125,10 @@ def next_logits(model: Transformer, tokens: Sequence[int]) -> Tensor:
 
 
 def _sublayer(sublayer: Sublayer | ParallelBlock, h: Tensor, context: SliceContext) -> Tensor:
-    """Return the residual stream after a sublayer: attention, an MLP, or both in parallel."""
+    """Return the residual stream after a sublayer: attention, an MLP, both in parallel, or
+    experts."""
     n = sublayer.norm(h)
-    y = torch.zeros_like(h)
+    y = sublayer.routed(n) if isinstance(sublayer, ExpertLayer) else torch.zeros_like(h)
     for branch in sublayer.branches:
         z = F.linear(n, branch.column.weight, branch.column.bias)
         y = y + F.linear(branch.core(z, context), branch.row.weight)

@@ -14,8 +14,9 @@ from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.core.step.traffic import EXTRA_BYTES
 from plait.train.comm.wire import Exchanger, NullWire, Wire
+from plait.train.model import router
 from plait.train.model.basics import SliceContext, WeightModule
-from plait.train.model.kernels import EAGER
+from plait.train.model.kernels import EAGER, wide
 from plait.train.model.sublayers import Sublayer
 
 
@@ -114,6 +115,20 @@ class ExpertLayer(Sublayer):
         if not self.settings.shared_gate:
             return context.kernels.activate(z, gated=True)
         return EAGER.activate(z[..., :-1], gated=True) * z[..., -1:].sigmoid()
+
+    def routed(self, n: Tensor) -> Tensor:
+        """Return the routed experts' output of the tokens [S, B, H], expert by expert; all experts are
+        here, and no token is dropped."""
+        rows, (first, second) = n.flatten(0, 1), self.matrices()
+        scores = router.scores_of(rows.to(wide(n.dtype)) @ self.router.weight.to(wide(n.dtype)).t(), self.settings)
+        chosen = router.chosen_experts(scores, self.settings)
+        weights, found = router.expert_weights(scores, chosen, self.settings), torch.zeros_like(rows)
+        for expert in range(self.settings.count):
+            tokens, numbers = (chosen == expert).nonzero(as_tuple=True)
+            inner = EAGER.activate(rows[tokens] @ first[expert].t(), gated=True)
+            inner = inner * weights[tokens, numbers, None].to(inner.dtype)
+            found.index_add_(0, tokens, inner @ second[expert].t())
+        return found.view_as(n)
 
     def own_tokens(self, sequence: int) -> range:
         """Return the tokens of each sequence, of ``sequence`` on this tensor-parallel group, that

@@ -23,6 +23,7 @@ from plait.train.checkpoint.weight_files import stored_piece
 from plait.train.comm.wire import NullWire
 from plait.train.engine.inflight import MicroBatch
 from plait.train.model.transformer import Transformer
+from plait.train.sample import next_logits
 from tests.dist.equality import build
 
 BASE: dict[str, Any] = {
@@ -140,6 +141,8 @@ def test_loss_gradients_and_the_way_back(
         wanted = gradient_of(theirs, at.name if at.name == "lm_head.weight" else f"model.{at.name}")
         found = piece.view(gradients.named[piece.parameter])
         torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-9, msg=lambda m, p=piece: f"{p.name}: {m}")
+    last = theirs(TOKENS[:1]).logits[0, -1]
+    torch.testing.assert_close(next_logits(model, TOKENS[0].tolist()), last, atol=1e-5, rtol=1e-5)
     huggingface.save(model, tmp_path / "back")
     with torch.no_grad(), fp64():
         back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", experts_implementation="eager")
