@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import Field, model_validator
 
@@ -288,6 +288,8 @@ class Job(Section):
         elif preset is not None:
             values = ModelSpec.preset_values(preset, specs_folder() / "models")
             base = values if self.data.tokenizer == BYTES else values | {"vocab": vocab}
+        if isinstance(given.get("experts"), dict):  # replaces keys of the model's experts
+            given["experts"] = (base.get("experts") or {}) | cast("dict[str, Any]", given["experts"])
         if config is None:
             base["vocab"] += -base["vocab"] % self.data.vocab_multiple
         if self.data.vocab_multiple > 1 and ("vocab" in given or config is not None):

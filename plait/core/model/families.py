@@ -368,12 +368,11 @@ def differences(one: ModelSpec, other: ModelSpec) -> dict[str, tuple[Any, Any]]:
     differ, by name (``experts.count``)."""
     values = [asdict(one), asdict(other)]
     for plain in values:
-        experts = cast("dict[str, Any]", plain.pop("experts") or {})
+        experts = cast("dict[str, Any]", plain.pop("experts") or {"count": None})
         plain |= {f"experts.{key}": value for key, value in experts.items()}
     free = {*MAY_DIFFER} - ({"max_sequence"} if one.learned_positions else set[str]())
-    names = [name for name in {**values[0], **values[1]} if name not in free]
-    pairs = {name: (values[0].get(name), values[1].get(name)) for name in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    pairs = {name: (values[0][name], values[1][name]) for name in values[0].keys() & values[1].keys() - free}
+    return {name: pairs[name] for name in values[0] if name in pairs and pairs[name][0] != pairs[name][1]}
 
 
 def usual_name(name: str) -> str:

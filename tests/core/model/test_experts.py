@@ -135,3 +135,17 @@ def test_an_expert_is_an_mlp_without_a_norm(family: Any, products: int, biases: 
     spec = ModelSpec(family=family, num_layers=2, hidden=64, num_heads=4, ffn_hidden=160, vocab=99, max_sequence=64)
     assert spec.expert_parameters(10) == products * 64 * 10 + biases
     assert spec.parameters_of("mlp") == spec.expert_parameters(160) + (2 * 64 if family == "gpt" else 64)
+
+
+def test_a_job_changes_one_key_of_its_preset_s_experts() -> None:
+    job = Job.from_dict({"model": {"preset": "qwen1.5-moe-a2.7b", "experts": {"balance_loss": 0.01}},
+                         "data": {"sequence_length": 64}})  # fmt: skip
+    preset = ModelSpec.preset("qwen1.5-moe-a2.7b", PRESETS)
+    assert preset.experts
+    assert job.model_spec(256) == replace(preset, experts=replace(preset.experts, balance_loss=0.01))
+
+
+def test_a_gate_needs_a_shared_expert() -> None:
+    with pytest.raises(JobError, match="shared_gate: there is no shared expert"):
+        with_experts(shared_gate=True)
+    assert with_experts(shared=1, shared_gate=True).num_parameters - with_experts(shared=1).num_parameters == 6 * 64

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,13 +14,16 @@ from unittest import mock
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from plait.core.base.errors import CheckpointError
+from plait.core.model.experts import Experts
+from plait.core.model.families import huggingface_config, usual_name
 from plait.core.model.spec import ModelSpec
 from plait.core.parallel.strategy import Strategy
 from plait.train.checkpoint import huggingface
-from plait.train.checkpoint.weight_files import stored_piece
+from plait.train.checkpoint.weight_files import check_weights, stored_piece
 from plait.train.comm.wire import NullWire
 from plait.train.engine.inflight import MicroBatch
 from plait.train.model.transformer import Transformer
@@ -149,3 +153,52 @@ def test_loss_gradients_and_the_way_back(
         assert torch.equal(back.eval()(TOKENS).logits, theirs(TOKENS).logits)
     assert ModelSpec.from_huggingface(tmp_path / "back") == spec
     assert set(load_file(tmp_path / "back" / "model.safetensors")) == set(load_file(tmp_path / "model.safetensors"))
+
+
+SPEC = ModelSpec(family="llama", num_layers=3, hidden=16, num_heads=4, ffn_hidden=24, vocab=53, max_sequence=8)
+EXPERTS = Experts(count=4, per_token=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "experts", "says"),
+    [
+        ({}, {"score_function": "sigmoid"}, "no mixtral with experts.score_function = 'sigmoid'"),
+        ({}, {"norm_topk_prob": False}, "no mixtral with experts.norm_topk_prob = False"),
+        ({}, {"ffn_hidden": 8}, "no mixtral with experts.ffn_hidden = 8"),
+        ({}, {"shared": 1}, "no mixtral with experts.shared = 1"),
+        ({}, {"first_dense": 1}, "no mixtral with experts.first_dense = 1"),
+        ({"qkv_bias": True}, {}, "no mixtral with qkv_bias = True"),
+        ({"qk_norm": True}, {"scaling_factor": 2.5}, "no qwen3_moe with experts.scaling_factor = 2.5"),
+        ({"qk_norm": True}, {"groups": 2, "groups_per_token": 1}, "no qwen3_moe with experts.groups = 2"),
+        ({"qk_norm": True, "window": 4}, {}, "no qwen3_moe with window = 4"),
+        ({"qk_norm": True, "qkv_bias": True}, None, "no qwen3 with qkv_bias = True"),
+        ({"window": 4, "full_first": 1}, None, "no mistral with full_first = 1"),
+    ],
+)
+def test_models_that_transformers_has_not(change: dict[str, Any], experts: dict[str, Any] | None, says: str) -> None:
+    model = replace(SPEC, **change, experts=None if experts is None else replace(EXPERTS, **experts))
+    with pytest.raises(CheckpointError, match=says):
+        huggingface_config(model, "float32")
+
+
+def test_a_job_trains_weights_with_losses_of_its_own(tmp_path: Path) -> None:
+    make(tmp_path, {"model_type": "mixtral", **BASE, **MIXTRAL})
+    spec = ModelSpec.from_huggingface(tmp_path)
+    assert spec.experts
+    check_weights(tmp_path, replace(spec, experts=replace(spec.experts, balance_loss=0.1, z_loss=0.1, capacity=1.0)))
+    for experts, says in ((replace(spec.experts, per_token=1), "per_token is 2 there"), (None, "count is 4 there")):
+        with pytest.raises(CheckpointError, match=f"describes another model: experts.{says}"):
+            check_weights(tmp_path, replace(spec, experts=experts))
+
+
+def test_the_names_of_experts_in_files(tmp_path: Path) -> None:
+    """Mixtral's own, and those of other types in their place."""
+    make(tmp_path, {"model_type": "mixtral", **BASE, **MIXTRAL})
+    spec, file = ModelSpec.from_huggingface(tmp_path), tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    assert "model.layers.2.block_sparse_moe.experts.3.w2.weight" in tensors
+    save_file({usual_name(name): value for name, value in tensors.items()}, file)
+    check_weights(tmp_path, spec)
+    save_file(tensors | {"model.layers.2.mlp.gate.weight": torch.zeros(4, 16)}, file)
+    with pytest.raises(CheckpointError, match=r"'model\.layers\.2\.mlp\.gate\.weight' occurs twice"):
+        check_weights(tmp_path, spec)
