@@ -288,15 +288,13 @@ class Job(Section):
         elif preset is not None:
             values = ModelSpec.preset_values(preset, specs_folder() / "models")
             base = values if self.data.tokenizer == BYTES else values | {"vocab": vocab}
-        if isinstance(given.get("experts"), dict):  # replaces keys of the model's experts
-            given["experts"] = (base.get("experts") or {}) | cast("dict[str, Any]", given["experts"])
         if config is None:
             base["vocab"] += -base["vocab"] % self.data.vocab_multiple
         if self.data.vocab_multiple > 1 and ("vocab" in given or config is not None):
             raise JobError("the model sets the size of its vocabulary", key="data.vocab_multiple",
                            changes=[{"data.vocab_multiple": 1}])  # fmt: skip
         try:
-            spec = ModelSpec.from_dict(base | given)
+            spec = ModelSpec.from_dict(_changed(base, given))
         except JobError as error:
             if preset is None or (error.key or "").removeprefix("model.") in given:
                 raise
@@ -395,6 +393,14 @@ def naming(path: str | Path, overrides: Sequence[str] = ()) -> Generator[None]:
             raise
         typed = any(overlapping_keys(setting.partition("=")[0].strip(), error.key) for setting in overrides)
         raise error.in_file(COMMAND_LINE if typed else str(path)) from None
+
+
+def _changed(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return a model's values with a job's in their place: a table of experts replaces key by key."""
+    experts = given.get("experts")
+    if isinstance(experts, dict):
+        given = given | {"experts": (base.get("experts") or {}) | cast("dict[str, Any]", experts)}
+    return base | given
 
 
 def _refusal(values: dict[str, Any], read: Callable[[dict[str, Any]], Job] = Job.from_dict) -> JobError | None:

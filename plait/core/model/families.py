@@ -363,14 +363,14 @@ def model_type(spec: ModelSpec) -> str:
     return "qwen3" if spec.qk_norm else "qwen2" if spec.qkv_bias else "mistral" if spec.window_share else "llama"
 
 
-def differences(one: ModelSpec, other: ModelSpec) -> dict[str, tuple[Any, Any]]:
+def differences(spec: ModelSpec, other: ModelSpec) -> dict[str, tuple[Any, Any]]:
     """Return the values of both models in fields that decide what is computed of tokens, where they
     differ, by name (``experts.count``)."""
-    values = [asdict(one), asdict(other)]
+    values = [asdict(spec), asdict(other)]
     for plain in values:
         experts = cast("dict[str, Any]", plain.pop("experts") or {"count": None})
         plain |= {f"experts.{key}": value for key, value in experts.items()}
-    free = {*MAY_DIFFER} - ({"max_sequence"} if one.learned_positions else set[str]())
+    free = {*MAY_DIFFER} - ({"max_sequence"} if spec.learned_positions else set[str]())
     pairs = {name: (values[0][name], values[1][name]) for name in values[0].keys() & values[1].keys() - free}
     return {name: pairs[name] for name in values[0] if name in pairs and pairs[name][0] != pairs[name][1]}
 
