@@ -55,7 +55,7 @@ def test_kinds_that_are_planned_alone_are_told_by_their_shapes(
         one = told(tmp_path, "config.json", json.dumps(values))
         assert one.get("model") == {"preset": preset} and f"as the preset {preset}" in one.notes[0]
     else:
-        with pytest.raises(JobError, match="Supported: gpt2, llama, .*, and shapes of presets"):
+        with pytest.raises(JobError, match=r"Supported: gpt2, llama, .*, and shapes of presets"):
             told(tmp_path, "config.json", json.dumps(values))
 
 
