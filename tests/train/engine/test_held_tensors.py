@@ -39,6 +39,9 @@ MODELS = {
     "u": replace(GPT, family="utransformer", levels=1), "dropped gpt": replace(GPT, **DROPS),
     "dropped llama": replace(LLAMA, **DROPS),
     "routed": replace(LLAMA, experts=Experts(count=8, per_token=2, ffn_hidden=40)),
+    "gated experts": replace(
+        LLAMA, experts=Experts(count=4, per_token=2, ffn_hidden=40, shared=1, shared_gate=True, balance="micro-batch")
+    ),
     "shared experts": replace(LLAMA, experts=Experts(count=4, per_token=1, shared=1, first_dense=1, balance_loss=0.1)),
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {

@@ -267,7 +267,10 @@ class SharedExpertSizes(MlpSizes):
     def __init__(self, sizes: Sizes, site: Site, level: int, at: int) -> None:
         super().__init__(sizes, site, level, at)
         inner = self.row * self.spec.letters.G // self.rank.tp
-        self.z, self.o, self.saved, self.core, self.core_back = 2 * inner, inner, inner, 2 * inner, 4 * inner
+        gate = self.row * bool(self.spec.experts and self.spec.experts.shared_gate)  # a logit for each token
+        gated = inner * bool(gate)
+        self.z, self.o, self.saved = 2 * inner + gate, inner, inner + gated + gate
+        self.core, self.core_back = 2 * inner + gated, 4 * inner + gated
 
 
 class ExpertSizes(BranchSizes):
