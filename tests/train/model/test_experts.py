@@ -55,7 +55,8 @@ def test_a_number_travels_behind_its_row(dtype: torch.dtype) -> None:
 
 
 def settings(**more: Any) -> Experts:
-    return Experts(**{"count": 8, "per_token": 2, "ffn_hidden": 4} | more)
+    values: dict[str, Any] = {"count": 8, "per_token": 2, "ffn_hidden": 4}
+    return Experts(**values | more)
 
 
 def test_of_equal_scores_the_expert_with_the_lower_number_is_chosen_in_any_slice() -> None:
