@@ -11,7 +11,7 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -174,7 +174,7 @@ def _read(folder: Path) -> list[LabEntry]:
 
 
 @contextmanager
-def _locked() -> Iterator[Path]:
+def _locked() -> Generator[Path]:
     """Lock the list for this process; yield its folder."""
     folder = runtime_dir()
     with explained(f"{folder / 'lock'} cannot be opened", fix="Remove it"):

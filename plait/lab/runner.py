@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, BinaryIO
@@ -238,7 +238,7 @@ class LabSupervisor:
         self._stop()
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> Generator[None]:
         """Turn the user's signals into events of the selector loop. Outside the main thread, the
         caller must handle signals."""
         if threading.current_thread() is not threading.main_thread():
