@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -89,7 +89,7 @@ class Command(TyperCommand):
         words = list(args)
         try:
             return super().parse_args(ctx, args)
-        except typer.BadParameter.__base__ as error:  # type: ignore[misc]
+        except cast("Any", typer.BadParameter.__base__) as error:  # UsageError of typer's click
             if hasattr(error, "possibilities"):
                 raise _unknown_option(self, ctx, error.option_name, words) from None
             said, _, _ = error.format_message().partition(", unable to parse")
@@ -255,7 +255,7 @@ def _made(group: Any, values: dict[str, Any]) -> Any:
         return group(**{field.name: values.pop(field.name) for field in fields(group)})
     from plait.core.base.codec.data import read_settings
 
-    words = values.pop("words") or []
+    words: list[str] = values.pop("words") or []
     for name, value in values.items():
         if isinstance(value, Path) and "=" in str(value) and not value.exists():  # not a file but the first setting
             words, values[name] = [str(value), *words], None

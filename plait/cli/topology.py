@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +156,7 @@ def _output(answer: TopologyAnswer, output: Output) -> None:
 
 
 @contextmanager
-def _written(file: Path) -> Iterator[None]:
+def _written(file: Path) -> Generator[None]:
     from plait.core.base.errors import JobError
 
     try:
