@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from io import BufferedReader, BytesIO, RawIOBase
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, NoReturn, TypeGuard, cast
 
 from plait.core.base.files import contents_within, kind_of
 from plait.core.base.process import uncollected
@@ -165,9 +165,19 @@ def parse_table(text: str | bytes, *, most: int = MOST_VALUES, unique: bool = Fa
     ValueError: it is null, no table of keys and values
     """
     found = parse_json(text, most=most, unique=unique)
-    if not isinstance(found, dict):
+    if not is_table(found):
         raise ValueError(f"it is {_kind(found)}, no table of keys and values")
-    return cast("dict[str, Any]", found)
+    return found
+
+
+def is_table(value: object) -> TypeGuard[dict[str, Any]]:
+    """Return True if a value of a JSON or TOML document is a table of keys and values."""
+    return isinstance(value, dict)
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """Return True if a value of a JSON or TOML document is a list."""
+    return isinstance(value, list)
 
 
 def read_json(path: str | Path, limit: int = SIDE_FILE) -> Any:
