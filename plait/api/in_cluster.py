@@ -76,8 +76,8 @@ def order_nodes(plan: Plan, tree: Topology, granted: GrantedNodes, when_free: st
     tree = tree.with_states(own).with_hardware(dict.fromkeys(granted.hosts, UNKNOWN))  # checked by the manager
     others = {node.name: DOWN for node in tree.nodes if node.name not in own}
     here = _best(plan, tree.with_states(others), granted.each)
-    if len(here.hosts) != granted.count:
-        raise PlacementError(f"The plan needs {len(here.hosts)} nodes, and ranks are on {granted.count}.")
+    if len(here.hosts) != granted.nodes:
+        raise PlacementError(f"The plan needs {len(here.hosts)} nodes, and ranks are on {granted.nodes}.")
     return OrderedNodes(here, _best(plan, tree, granted.each), when_free)
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import NamedTuple
 
@@ -186,7 +185,7 @@ def _signals(pid: int, *sets: str) -> int:
         lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
     except OSError:
         return 0
-    return reduce(or_, (int(line[1], 16) for line in lines if line[0] in sets), 0)
+    return reduce(int.__or__, (int(line[1], 16) for line in lines if line[0] in sets), 0)
 
 
 def printed_stack(text: str) -> tuple[str, ...]:

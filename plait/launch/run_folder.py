@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plait.core.base.codec.json_text import read_table
+from plait.core.base.codec.json_text import is_list, read_table
 from plait.core.base.errors import DO_NOT_RETRY as DO_NOT_RETRY
 from plait.core.base.errors import JobError
 from plait.core.base.files import explained, replacing
@@ -113,7 +113,7 @@ def abandoned_hosts(folder: Path, job: str) -> set[str]:
     more."""
     noted = read_note(folder, LOST)
     hosts: Any = noted.get("hosts")
-    return set(map(str, hosts)) if noted.get("job") == job and isinstance(hosts, list) else set()
+    return set(map(str, hosts)) if noted.get("job") == job and is_list(hosts) else set()
 
 
 def request_stop(folder: Path, job: str, *, signalled: bool = False) -> None:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -128,7 +128,7 @@ class RankProcess:
 
 
 @contextmanager
-def catching_signals() -> Iterator[deque[int]]:
+def catching_signals() -> Generator[deque[int]]:
     """Catch SIGINT, SIGTERM and SIGHUP inside the block; yield the queue that collects them.
     Outside the main thread, the caller has to handle signals."""
     caught: deque[int] = deque()

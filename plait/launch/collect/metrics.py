@@ -126,7 +126,7 @@ class Live:
     def _of_steps(self) -> Iterator[Metric]:
         from prometheus_client.core import HistogramMetricFamily
 
-        ends, total = [], 0
+        ends, total = list[tuple[str, float]](), 0
         for end, count in zip((*map(str, BUCKETS), "+Inf"), self._durations, strict=True):
             total += count
             ends.append((end, total))

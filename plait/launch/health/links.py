@@ -235,8 +235,7 @@ class CheckLeader:
         host; empty for fewer than three hosts."""
         if len(names) < 3:
             return {}
-        to = {node: [hello["where"] for other, hello in self.here.items() if other != node] for node, hello in
-              self.here.items()}  # fmt: skip
+        to = {node: [hello["where"] for other, hello in self.here.items() if other != node] for node in self.here}
         found = self.request({node: {"do": "send", "to": to[node]} for node in names})
         return {names[node]: sum(rate for rate in rates if not isinstance(rate, str)) for node, rates in found.items()}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,8 @@ UNUSABLE = (ConfigException, HTTPError, YAMLError, OSError, LookupError, TypeErr
             ImportError)  # fmt: skip
 """The client's exceptions for a kubeconfig that it cannot use, or whose proxy needs a package."""
 JOBSET = {"group": "jobset.x-k8s.io", "version": "v1alpha2", "plural": "jobsets"}
+CONFIG: Any = config
+"""The client's module of kubeconfigs, which has no types."""
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 NOUNS = {
     "Pod": "pod", "Service": "service", "ConfigMap": "config_map", "Secret": "secret", "Job": "job", "Node": "node",
@@ -225,7 +227,7 @@ class KubernetesNamespace:
                 answer = method(**options, _preload_content=False, _request_timeout=ANSWER)
                 return json.loads(answer.data)
             except ApiException as error:
-                status, cause = error.status or 0, _cause(error)
+                status, cause = cast("Any", error).status or 0, _cause(error)
                 pause = max(pause, _retry_after(error))
                 if status not in TRANSIENT or self.interrupted or time.monotonic() > deadline:
                     raise self._refused(call, status, cause) from None
@@ -259,14 +261,15 @@ class StreamBroken(Exception):
         self.status = status
 
 
-def _retry_after(error: ApiException) -> float:
+def _retry_after(error: Any) -> float:
     """Return the server's ``Retry-After`` in seconds, at most ``MAX_RETRY_AFTER``; 0 if it has
     none."""
-    text = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
+    headers: Mapping[str, Any] = getattr(error, "headers", None) or {}
+    text = str(headers.get("Retry-After", ""))
     return min(float(text), MAX_RETRY_AFTER) if text.isdecimal() else 0.0
 
 
-def _cause(error: ApiException) -> str:
+def _cause(error: Any) -> str:
     """Return the server's message."""
     body = getattr(error, "body", None)
     with suppress(ValueError, TypeError, AttributeError):
@@ -276,8 +279,7 @@ def _cause(error: ApiException) -> str:
 
 def _current_namespace(context: str) -> str:
     with suppress(ConfigException, OSError):
-        found: Any = config.list_kube_config_contexts()
-        contexts, current = found
+        contexts, current = CONFIG.list_kube_config_contexts()
         chosen = next((one for one in contexts if one["name"] == context), current)
         return chosen["context"].get("namespace") or "default"
     return POD_NAMESPACE.read_text().strip() if POD_NAMESPACE.is_file() else "default"
@@ -294,10 +296,10 @@ def load(settings: client.Configuration, context: str) -> None:
     unauthenticated."""
     try:
         with _logged() as problems:
-            config.load_kube_config(context=context or None, client_configuration=settings)
+            CONFIG.load_kube_config(context=context or None, client_configuration=settings)
     except ConfigException as error:
         try:
-            config.load_incluster_config(client_configuration=settings)
+            CONFIG.load_incluster_config(client_configuration=settings)
         except ConfigException:
             raise error from None
         return
@@ -312,7 +314,7 @@ def load(settings: client.Configuration, context: str) -> None:
 
 
 @contextmanager
-def _logged() -> Iterator[list[str]]:
+def _logged() -> Generator[list[str]]:
     """Collect the error messages logged inside the block, instead of showing them; yield their
     list."""
     found, root = list[str](), logging.getLogger()

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal
 
@@ -100,7 +100,7 @@ class Hopeless(LaunchError):
 
 
 @contextmanager
-def queueing_signals(cluster: KubernetesNamespace) -> Iterator[deque[int]]:
+def queueing_signals(cluster: KubernetesNamespace) -> Generator[deque[int]]:
     """Yield a queue of the user's signals; while it holds one, an unavailable server is not waited
     for."""
     with catching_signals() as signals:

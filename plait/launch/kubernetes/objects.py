@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from plait.core.base.codec.json_text import is_table
 from plait.core.base.errors import LaunchError
 from plait.formats.kubernetes.manifests import CONTAINER, INDEX, RUN, Object
 from plait.launch.kubernetes.api import KubernetesNamespace, NotFound, StreamBroken, Unavailable
@@ -66,8 +67,8 @@ def _begun(pod: Object) -> str:
 
 def container_of(pod: Object) -> Object:
     """Return the status of Plait's container in a pod, a dictionary; empty if unknown."""
-    found = pod.get("status", {}).get("containerStatuses") or []
-    return next((one for one in found if one.get("name") == CONTAINER), {})
+    found: list[Object] = pod.get("status", {}).get("containerStatuses") or []
+    return next((one for one in found if one.get("name") == CONTAINER), Object())
 
 
 def last_words(pod: Object | None) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def last_words(pod: Object | None) -> dict[str, Any]:
     message = container_of(pod or {}).get("state", {}).get("terminated", {}).get("message", "")
     with suppress(ValueError):
         said = json.loads(message)
-        return said if isinstance(said, dict) else {}
+        return said if is_table(said) else {}
     return {}
 
 
@@ -148,7 +149,7 @@ def _cluster_run(name: str, workload: Object, pods: list[Object]) -> ClusterRun:
 
 
 def _container(pod: Object) -> Object:
-    return next((one for one in pod["spec"].get("containers", []) if one["name"] == CONTAINER), {})
+    return next((one for one in pod["spec"].get("containers", []) if one["name"] == CONTAINER), Object())
 
 
 def _state(workload: Object, pods: list[Object]) -> str:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -323,7 +323,7 @@ def _table(pod: PodEnv, nodes: int, world_size: int) -> RankTable:
 
 
 @contextmanager
-def guarded(run: str, index: int) -> Iterator[None]:
+def guarded(run: str, index: int) -> Generator[None]:
     """Delete pods of lost nodes of the run called ``run``, by a thread, while the block runs; only
     in pods whose ``index`` is below ``GUARDS``."""
     ending = threading.Event()

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -250,7 +250,7 @@ class ForkServer:
 
 
 @contextmanager
-def warm_starts(module: str, arguments: Sequence[str], world: int, port: int) -> Iterator[Callable[[], RankStarter]]:
+def warm_starts(module: str, arguments: Sequence[str], world: int, port: int) -> Generator[Callable[[], RankStarter]]:
     """Yield a function that returns a fresh rank starter for each attempt, as ``local_start`` does
     for the module's command and a port. If there are more ranks than cores, ranks of all attempts
     are forked from one warm process, which lives as long as the block."""

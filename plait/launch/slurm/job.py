@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +25,7 @@ from typing import Any
 
 from plait.core.base import programs
 from plait.core.base.cluster_env import cluster_job, gpus_variable, slurm_job, this_host
+from plait.core.base.codec.json_text import is_list
 from plait.core.base.env import inherited
 from plait.core.base.errors import JobError, LaunchError, PlaitError, RankFailure
 from plait.core.base.process import command_of
@@ -78,7 +79,7 @@ def _jobs(folder: Path) -> list[str]:
     follower may look for a job's successor when that has already started, and has submitted its
     own."""
     jobs: Any = read_note(folder, FILE).get("jobs")
-    return [str(one) for one in jobs] if isinstance(jobs, list) else []
+    return [str(one) for one in jobs] if is_list(jobs) else []
 
 
 def begin_next(folder: Path, job: str) -> None:
@@ -97,7 +98,7 @@ def take_back(folder: Path, job: str) -> None:
 
 
 @contextmanager
-def lock_in_turn(folder: Path) -> Iterator[RunLock]:
+def lock_in_turn(folder: Path) -> Generator[RunLock]:
     """Acquire the run's lock for a job of a chain; wait until the previous job's lock expires,
     since a killed job could not release it."""
     until = time.monotonic() + EXPIRES + 10.0

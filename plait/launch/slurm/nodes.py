@@ -35,11 +35,11 @@ OF_HOSTS = frozenset({"killed", "ended", "crashed", "stopped", "silent", "host c
 
 
 class GrantedNodes(NamedTuple):
-    """Nodes that a cluster manager granted to a job. hosts: names of the usable ones. count: how
+    """Nodes that a cluster manager granted to a job. hosts: names of the usable ones. nodes: how
     many of them to use. each: ranks per node."""
 
     hosts: tuple[str, ...]
-    count: int
+    nodes: int
     each: int
 
 

@@ -121,7 +121,7 @@ def test_nodes_are_ordered_at_every_start_where_a_topology_was_sent(
     asked = list[tuple[str, ...]]()
 
     def order(plan: Plan, granted: GrantedNodes, file: Path) -> tuple[list[str], str]:
-        assert (file, granted.each, granted.count) == (pod.files / "topology.json", 2, 2)
+        assert (file, granted.each, granted.nodes) == (pod.files / "topology.json", 2, 2)
         asked.append(granted.hosts)
         if "x9" in granted.hosts:
             raise PlacementError("The topology has no node x9.")

@@ -43,7 +43,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def backwards(plan: Plan, granted: GrantedNodes) -> tuple[Sequence[str], str]:
     assert plan is PLAN
-    return granted.hosts[::-1][: granted.count], "by the placer"
+    return granted.hosts[::-1][: granted.nodes], "by the placer"
 
 
 def test_the_placer_orders_the_nodes_that_were_granted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
