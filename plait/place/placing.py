@@ -255,7 +255,7 @@ def leaf_spread(problem: Problem, nodes: Sequence[str], leaf_of: Mapping[str, ob
     each = problem.nodes_per_cell
     leaves = [{leaf_of.get(host, host) for host in nodes[at : at + each]} for at in range(0, len(nodes), each)]
     rows, columns = (
-        max(len(set().union(*(leaves[cell] for cell in group))) for group in groups)
+        max(len(set[object]().union(*(leaves[cell] for cell in group))) for group in groups)
         for groups in (problem.rows, problem.columns)
     )
     return rows, columns

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from plait.core.base.codec.json_text import is_table
 from plait.core.base.codec.toml_text import parse_toml
 from plait.core.base.codec.yaml_text import load
 from plait.core.base.errors import JobError, nearest
@@ -221,7 +222,7 @@ thousand nodes take a hundredth of that."""
 def _is_plait(source: Source) -> bool:
     """True if a file has Plait's own format."""
     if source.is_json:
-        return isinstance(source.json, dict) and "switches" in source.json
+        return is_table(source.json) and "switches" in source.json
     return bool(_PLAIT.search(source.text))
 
 

@@ -63,7 +63,8 @@ def walk_forward(trace: Trace, settings: JctSettings | None = None, progress: Pr
     """Return predictions for every job of a trace, block by block: each block by a model of the
     jobs that had ended before the block began. progress: called with (jobs done, number of jobs).
     """
-    settings, told = replace(settings or JctSettings(), bags=0), progress or (lambda _: None)
+    settings = replace(settings or JctSettings(), bags=0)
+    told: Progress = progress or (lambda _: None)
     told(f"{counted(len(trace), 'job')}: what was known when each was submitted")
     known, logs = features(trace), log_seconds(trace)
     cuts = [int(share * len(trace)) for share in BLOCKS] + [len(trace)]
@@ -164,7 +165,8 @@ def assess(
     """Return a model fitted to the first jobs (those that had ended when the test jobs began to
     arrive), and its accuracy on the test jobs. Raises DataError if too few jobs have ended for a
     model."""
-    settings, told, names = settings or JctSettings(), progress or (lambda _: None), names_of(trace)
+    settings, names = settings or JctSettings(), names_of(trace)
+    told: Progress = progress or (lambda _: None)
     told(f"{counted(len(trace), 'job')}: what was known when each was submitted")
     split = Split.of(trace, test)
     ended, rest, logs = split.ended, split.rest, split.logs
@@ -183,7 +185,7 @@ def assess(
         rmse={"ln seconds": {"model": rms(forecast.log - truth), "constant": rms(logs[ended].mean() - truth)}},
         late={"online": float((truth > bounds).mean())}, spread=float(forecast.spread.mean()), groups=groups, sure=sure,
     )  # fmt: skip
-    counts = Counter(labels[list(labels)[-1]][ended].tolist())
+    counts = Counter[str](labels[list(labels)[-1]][ended].tolist())
     known_well = tuple(sorted(group for group, count in counts.items() if count >= FEWEST_SURE)) if sure else ()
     return replace(model, margins=margins, sure=known_well), report
 
@@ -198,7 +200,7 @@ def _late_groups(
 ) -> tuple[GroupLate, ...]:
     found: list[GroupLate] = []
     for kind, own in labels.items():
-        before = Counter(own[ended].tolist())
+        before = Counter[str](own[ended].tolist())
         for group in np.unique(own[rest]).tolist() if kind != "all" else ():
             here = own[rest] == group
             known, tested = before[group], int(here.sum())

@@ -188,7 +188,7 @@ class Predictor:
         return np.asarray(booster.predict(matrix, num_threads=self.settings.threads), float)
 
     def _matrix(self, known: Features, categories: dict[str, tuple[str, ...]]) -> Floats:
-        columns = []
+        columns = list[Floats]()
         for name in self.columns:
             if name not in known.names:
                 columns.append(np.full(len(known.matrix), np.nan))
@@ -243,7 +243,7 @@ def fit(
         for bag in range(settings.bags)
     )
     buckets = np.minimum(np.exp(np.minimum(logs, 700.0)) / BUCKET, settings.horizon)
-    steady = {  # the squared error of buckets is noisy if leaves are small
+    steady: dict[str, Any] = {  # the squared error of buckets is noisy if leaves are small
         "num_leaves": 15,
         "min_data_in_leaf": max(20, min(200, int(ended.sum()) // 20)),
         "feature_contri": no_clock,

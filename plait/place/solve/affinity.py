@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import pstdev
 from typing import Any, Literal
 
+from plait.core.base.codec.json_text import is_list, is_table
 from plait.core.base.codec.toml_text import read_toml
 from plait.core.base.env import data_folder, specs_folder
 from plait.core.base.errors import JobError
@@ -84,13 +85,13 @@ def known_profiled() -> tuple[Profiled, ...]:
 def read_profiled(path: Path) -> tuple[Profiled, ...]:
     """Return the measured jobs in a file. Raises JobError naming file and key."""
     jobs = read_toml(path).get("jobs")
-    if not isinstance(jobs, list) or not jobs:
+    if not is_list(jobs) or not jobs:
         raise JobError("lists no profiled jobs", file=str(path), key="jobs", fix="Write [[jobs]] for each")
     return tuple(_profiled(job, f"jobs[{at}]", str(path)) for at, job in enumerate(jobs))
 
 
 def _profiled(job: Any, key: str, file: str) -> Profiled:
-    if not isinstance(job, dict):
+    if not is_table(job):
         raise JobError("is no table", file=file, key=key, fix="Write it as [[jobs]]")
     for name in (*TEXTS, *NUMBERS):
         value: Any = job.get(name)

@@ -116,12 +116,12 @@ def bands(
 
 class Offer(NamedTuple):
     """A construction before it is built. rows, columns: lower bounds on the spreads of PP groups
-    and DP groups. count: number of bands. exchanged: bands of rows instead of columns. tight, cut:
+    and DP groups. bands: their number. exchanged: bands of rows instead of columns. tight, cut:
     as in ``bands``."""
 
     rows: int
     columns: int
-    count: int
+    bands: int
     exchanged: bool
     tight: bool
     cut: bool
@@ -130,8 +130,8 @@ class Offer(NamedTuple):
         """Return the construction; None if there are too few nodes. free: free cells of every
         minipod. rows, columns: of the matrix."""
         if not self.exchanged:
-            return bands(free, rows, columns, self.count, tight=self.tight, cut=self.cut)
-        found = bands(free, columns, rows, self.count, tight=self.tight, cut=self.cut)
+            return bands(free, rows, columns, self.bands, tight=self.tight, cut=self.cut)
+        found = bands(free, columns, rows, self.bands, tight=self.tight, cut=self.cut)
         return found and found._replace(exchanged=True)
 
 
@@ -159,11 +159,11 @@ possible; True for bands as wide as these minipods allow, False for equal bands)
 
 
 class TargetedPlacement(NamedTuple):
-    """A placement within two requested spreads. cells: the minipod of every cell. count: number of
-    bands. exchanged: the bands are of rows instead of columns."""
+    """A placement within two requested spreads. cells: the minipod of every cell. bands: their
+    number. exchanged: the bands are of rows instead of columns."""
 
     cells: Cells
-    count: int
+    bands: int
     exchanged: bool
 
 

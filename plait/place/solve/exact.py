@@ -77,7 +77,7 @@ def _aimed(problem: Problem, targets: Sequence[tuple[int, int]], known: Assignme
             made = aims.at(row_spread, left[at])
             if made:
                 value = problem.score(row_spread, left[at])
-                note = _named(made.count, exchanged=made.exchanged)
+                note = _named(made.bands, exchanged=made.exchanged)
                 best = best._replace(cells=made.cells, note=note)
             left = left[:at] if made else left[at + 1 :]
             at = len(left) // 2

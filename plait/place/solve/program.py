@@ -21,7 +21,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import floor
-from typing import Any
+from typing import Any, cast
 
 from plait.core.base.errors import PlacementError
 from plait.core.parallel.strategy import slice_sizes
@@ -65,9 +65,10 @@ def _solved(problem: Problem, groups: int, size: int, weight: float) -> Any:
     of the number of minipods used. Variables: y of every minipod, T, n of every (group, minipod) in
     nodes, s of every (group, minipod)."""
     import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array, eye_array, hstack, kron
+    from scipy import optimize, sparse  # pyright: ignore[reportMissingTypeStubs]
 
+    optimize, sparse = cast("tuple[Any, Any]", (optimize, sparse))
+    csr_array, eye_array, hstack, kron = sparse.csr_array, sparse.eye_array, sparse.hstack, sparse.kron
     free = np.array(problem.capacity, dtype=float)
     pods, pairs = len(free), groups * len(free)
     most = np.minimum(free, size)
@@ -84,19 +85,21 @@ def _solved(problem: Problem, groups: int, size: int, weight: float) -> Any:
     whole = hstack([none(groups, pods + 1), of_group, none(groups, pairs)])  # (7)
     chosen = hstack([none(pairs, pods + 1), eye_array(pairs), -kron(each_group, csr_array(np.diag(most)))])  # (8)
     constraints = [
-        LinearConstraint(csr_array(spread), ub=0),
-        LinearConstraint(csr_array(room), ub=0),
-        LinearConstraint(csr_array(whole), size, size),
-        LinearConstraint(csr_array(chosen), ub=0),
+        optimize.LinearConstraint(csr_array(spread), ub=0),
+        optimize.LinearConstraint(csr_array(room), ub=0),
+        optimize.LinearConstraint(csr_array(whole), size, size),
+        optimize.LinearConstraint(csr_array(chosen), ub=0),
     ]
     cost = np.concatenate([np.full(pods, weight), [1 - weight], np.zeros(2 * pairs)])
     upper = np.concatenate([np.ones(pods), [pods], np.tile(most, groups), np.ones(pairs)])
     lower = np.zeros_like(cost)
     lower[pods] = 1
     options = {"time_limit": problem.limit}
-    limits: Any = Bounds(lower, upper)  # type: ignore[arg-type]
+    limits = optimize.Bounds(lower, upper)
     with _aside():
-        return milp(cost, integrality=np.ones_like(cost), bounds=limits, constraints=constraints, options=options)
+        return optimize.milp(
+            cost, integrality=np.ones_like(cost), bounds=limits, constraints=constraints, options=options
+        )
 
 
 @contextmanager
@@ -207,10 +210,10 @@ class _Model:
     model: Any
     problem: Problem
     merged: int
-    x: list[list[Any]] = field(default_factory=list)
-    spare: list[list[Any]] = field(default_factory=list)
-    weights: list[int] = field(default_factory=list)
-    members: list[tuple[int, ...]] = field(default_factory=list)
+    x: list[list[Any]] = field(default_factory=list[list[Any]])
+    spare: list[list[Any]] = field(default_factory=list[list[Any]])
+    weights: list[int] = field(default_factory=list[int])
+    members: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
 
     def __post_init__(self) -> None:
         problem, model = self.problem, self.model

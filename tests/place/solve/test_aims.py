@@ -70,7 +70,7 @@ def test_rows_that_minipods_do_not_hold_are_split_in_turn(
         assert found
         there = spread(free, *shape, found)
         assert (there.rows, there.columns) == (spreads[::-1] if turned else spreads)
-        assert (found.count, found.exchanged) == (count, turned)
+        assert (found.bands, found.exchanged) == (count, turned)
 
 
 def test_what_cannot_be_had_is_not_aimed_at() -> None:
