@@ -99,7 +99,9 @@ class Planner:
     vocab: int
     slowed: float = 1.0
     configured_framework: Framework | None = None
-    _seconds: dict[frozenset[tuple[str, int]], float] = field(default_factory=dict, init=False, compare=False)
+    _seconds: dict[frozenset[tuple[str, int]], float] = field(
+        default_factory=dict[frozenset[tuple[str, int]], float], init=False, compare=False
+    )
     """Predicted seconds per step of strategies in this search, by their (column, value) pairs
     (``StrategyTable``)."""
 
@@ -166,7 +168,7 @@ class Planner:
         first = first_of_family(
             StrategyTable.of([dict(one.point) for one in found])
         )  # what a person would call different
-        found = [found[at] for at in first]
+        found = [found[int(at)] for at in first]
         found = self._safest_first(found) if self.margin.safest else found
         answer, most = self.make_answer(found[:shown], searched=searched), self.job.plan.points
         coarsest = f"plan.points = {most:,}: the coarsest space has more, and {searched:,} strategies were compared."
@@ -264,7 +266,7 @@ class Planner:
         stays None. One evaluation prices all, which takes as long as one strategy."""
         some = [one for one in candidates if one and not one.closed_form and len(set(one.job.degrees)) == 1]
         points = StrategyTable.of([dict(one.point) for one in some]) if some else None
-        said = self.closed_seconds(some[0].job, points).total.tolist() if points else []
+        said: list[float] = self.closed_seconds(some[0].job, points).total.tolist() if points else []
         told = {id(one): replace(one, closed_form=seconds) for one, seconds in zip(some, said, strict=True)}
         return [told.get(id(one), one) for one in candidates]
 
@@ -430,7 +432,8 @@ class Planner:
                 )
             closed = self.closed_seconds(job, points)
             seconds, parts = float(closed.total[0]), closed_parts(closed)
-        elif plan:
+        else:
+            assert plan
             simulated = simulate_plan(plan, self.cluster)
             seconds, parts = simulated.seconds, simulated.exposed
         if not memory:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from plait.core.base.errors import JobError, PlaitError, nearest
 from plait.core.base.text import in_bytes, in_seconds
@@ -36,7 +36,8 @@ from plait.plan.search.candidate import Candidate
 SOURCE_NAME = "what is emitted"
 
 
-class Writer(NamedTuple):
+@dataclass(frozen=True)
+class Writer:
     """A framework's settings writer. program: the program that torchrun starts. read: reads written
     settings as the framework would."""
 

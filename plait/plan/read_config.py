@@ -276,7 +276,7 @@ def _shapes(path: Path, values: Mapping[str, Any]) -> ParsedConfig:
     if kind in MODEL_TYPES:
         return ParsedConfig("plait", str(path), {"model": {"huggingface": str(path)}})
     inner = values.get("text_config", values)
-    said = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else {}
+    said: Mapping[str, Any] = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else {}
     files = sorted((specs_folder() / "models").glob(f"{re.split(r'[^a-z]', kind)[0] or 'none'}*.toml"))
     presets = {file.stem: ModelSpec.preset(file.stem, file.parent) for file in files}
     alike = {

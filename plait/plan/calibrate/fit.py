@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -77,7 +77,7 @@ def calibrate(
     priors: each constant's value and error before the fit. start: initial values, by default the
     priors'. weights: for each measurement, the number of independent ones that it counts as. Raises
     ValueError unless all measured seconds are positive."""
-    from scipy.optimize import least_squares
+    from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
 
     seconds = np.asarray(measured, dtype=np.float64)
     if not np.all(np.isfinite(seconds) & (seconds > 0)):
@@ -110,11 +110,11 @@ def calibrate(
 
     highest = np.array([distance(name, prior.most) for name, prior in free.items()])
     first = np.array([distance(name, (start or {}).get(name, prior.value)) for name, prior in free.items()])
-    found = least_squares(
-        residuals, np.minimum(first, highest), bounds=(-np.inf, highest), method="dogbox", ftol=GAIN,
-        loss=loss,  # pyright: ignore[reportArgumentType]: scipy's own annotation lacks functions
-    )  # fmt: skip
-    left = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
+    found = cast("Any", optimize).least_squares(
+        residuals, np.minimum(first, highest), bounds=(-np.inf, highest), method="dogbox", ftol=GAIN, loss=loss
+    )
+    jac: Floats = found.jac
+    left = np.sqrt(np.diag(np.linalg.inv(jac.T @ jac)))
     errors = {name: prior.error * float(part) for (name, prior), part in zip(free.items(), left, strict=True)}
     return Calibrated(
         constants={n: replace(known, error=errors.get(n, 0.0)) for n, known in constants(found.x).items()},

@@ -98,8 +98,9 @@ def predicted_seconds(cluster: Cluster, steps: Sequence[PricedStep]) -> NDArray[
     for kind in kinds:
         which = [at for at, one in enumerate(steps) if one[1:] == kind[1:]]
         points = StrategyTable.of([steps[at].point for at in which])
-        told = {"sequence": kind.sequence, "precision": kind.precision, "options": kind.options}
-        found[which] = step_seconds(kind.model, points, cluster, **told).total
+        found[which] = step_seconds(
+            kind.model, points, cluster, sequence=kind.sequence, precision=kind.precision, options=kind.options
+        ).total
     return found
 
 

@@ -124,7 +124,7 @@ def list_order(jobs: Sequence[Job], restarts: int = RESTARTS, noise: float = NOI
         found = [_listed(jobs, chance, amount)]
         if len(bundles) < len(jobs):
             found.append(_unbundled(jobs, bundles, _listed(merged, chance, amount)))
-        best = min((*([best] if best else []), *found), key=lambda slots: ends(jobs, slots))
+        best = min([best, *found] if best else found, key=lambda slots: ends(jobs, slots))
         if ends(jobs, best) <= target:
             break
     return best

@@ -81,7 +81,8 @@ def _take(work: Callable[[T], R], pieces: Sequence[T], taken: Any) -> dict[int, 
     found = dict[int, R]()
     while True:
         with taken:
-            at, taken.value = taken.value, taken.value + 1
+            at: int = taken.value
+            taken.value = at + 1
         if at >= len(pieces):
             return found
         found[at] = work(pieces[at])

@@ -17,7 +17,7 @@ from plait.core.record.records import sent_bytes
 from plait.core.record.timeline import Span
 from plait.core.step.clock.pipeline import Simulated, Simulation
 from plait.core.step.clock.pipeline_ranks import shared_pace
-from plait.core.step.clock.prices import ClusterPrices, PlacedPrices, Prices, muon_of
+from plait.core.step.clock.prices import ClusterPrices, PlacedPrices, muon_of
 from plait.core.step.memory.estimate import PipelineRankMemory
 from plait.core.step.memory.pipeline_memory import Peak
 from plait.core.step.orders.segment_costs import BANDWIDTH, FLOPS, SegmentCosts
@@ -68,7 +68,7 @@ class PlacedOn:
 
 
 @dataclass(frozen=True)
-class PlanPrices(Prices):
+class PlanPrices:
     """Costs of a plan's ops and transfers without a described cluster: measured, or derived from
     shapes."""
 
@@ -80,24 +80,32 @@ class PlanPrices(Prices):
     step_overhead: float = 0.0
 
     def costs(self, pp_rank: int) -> SegmentCosts:
+        """Return the seconds of a pp rank's segment ops, as the plan estimates them."""
         return self.plan.order_costs(pp_rank)
 
     def launches(self, pp_rank: int) -> Launches:
+        """Return no launch seconds: the host's are unknown."""
         return Launches()
 
     def cost_class(self, pp_rank: int) -> object:
+        """Return None: equal stages cost the same on all pp ranks."""
         return None
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int, pp_rank: int | None = None) -> float:
+        """Return the seconds of a collective over ``ranks`` ranks at one bandwidth."""
         return sent_bytes(kind, int(nbytes), ranks) / BANDWIDTH
 
     def tier(self, ranks: int, stride: int) -> int:
+        """Return 0: there is one network tier."""
         return 0
 
     def update(self, numbers: int) -> float:
+        """Return the seconds of an optimizer step over ``numbers`` parameters."""
         return numbers * OPTIMIZER_BYTES * FLOPS_A_BYTE / FLOPS
 
     def muon(self, pipeline_rank: PipelineRank) -> float:
+        """Return the seconds to orthogonalise a pp rank's matrices, in addition to ``update``."""
+
         def product(m: Number, k: Number, n: Number) -> Number:
             return 2 * m * k * n / FLOPS
 
@@ -114,6 +122,7 @@ class PlanPrices(Prices):
         return sum(plan.predicted for plan in reshards.get((source, target), {}).values()) * 1e-9
 
     def way(self, source: int, target: int) -> int:
+        """Return 1, the network tier of every transfer between stages."""
         return 1
 
 

@@ -182,7 +182,9 @@ def enumerate_around(request: SearchRequest, points: StrategyTable, *, most: int
         cell = Cell(*(row[one.name] for one in fields(Cell)))
         full = known.choices(cell, Coarseness())
         several = [names for names, each in full.items() if len(each) > 1]
-        stays = [{names: [tuple(row[name] for name in names)]} for names in several] if len(several) > 2 else [{}]
+        stays: list[dict[tuple[str, ...], list[Choice]]] = (
+            [{names: [tuple(row[name] for name in names)]} for names in several] if len(several) > 2 else [{}]
+        )
         around = [(one, full | own) for one in (cell, other_stream(request, cell)) if one for own in stays]
         size += sum(_count(each) for _, each in around)
         if found and size > most:
