@@ -188,7 +188,7 @@ def _check_explained(runs: Sequence[TimedRun], refitted: Refitted) -> None:
 
     from plait.core.base.errors import JobError
 
-    off = [after / run.seconds - 1 for run, after in zip(runs, refitted.after.tolist(), strict=True)]
+    off: list[float] = [after / run.seconds - 1 for run, after in zip(runs, refitted.after.tolist(), strict=True)]
     middle = off[[abs(one) for one in off].index(median_high(map(abs, off)))]
     if abs(middle) <= FAR_OFF:
         return

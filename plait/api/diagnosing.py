@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,7 +241,7 @@ def import_run(files: Sequence[Path], out: Path, warn: Callable[[str], None] = p
 
 
 @contextmanager
-def as_run(paths: Sequence[Path], warn: Callable[[str], None] = print) -> Iterator[Path]:
+def as_run(paths: Sequence[Path], warn: Callable[[str], None] = print) -> Generator[Path]:
     """Yield a run's folder: the named one, or a temporary one made from recordings of other tools.
     warn: called with sentences on files that are skipped. Raises DataError for several paths of
     which some are no recordings, and for a folder whose recordings lie in subfolders."""

@@ -95,7 +95,8 @@ class HostCheck(Shown):
             yield "Nothing is wrong with what was tried."
 
     def _host(self, name: str, measurement: Mapping[str, Any]) -> tuple[Any, ...]:
-        disk, clock = measurement.get("disk") or {}, measurement.get("clock")
+        disk: dict[str, Any] = measurement.get("disk") or {}
+        clock = measurement.get("clock")
         ahead = None if clock is None else f"{clock[0] * 1e3:+.1f} ms (within {clock[1] * 1e3:.1f})"
         free = f"{disk['free'] / 2**30:,.0f} GiB" if "free" in disk else None
         return name, measurement["loopback"], self.report["all_at_once"].get(name), ahead, disk.get("rate"), free

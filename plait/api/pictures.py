@@ -1,6 +1,9 @@
 """Pictures drawn by matplotlib into files, without a browser: bars and curves over time, pairs of
 ranks, topologies."""
 
+# Matplotlib's stubs give **kwargs no type.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections import Counter

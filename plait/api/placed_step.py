@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +123,12 @@ def _placed(
     there = PlacedOn(pods=tuple(number[pod] for pod in pods), network=network)
     dp, pp = there.prices(plan, cluster).spreads()
     strategy = " ".join(f"{key}={value}" for key, value in candidate.readable.items())
-    told = {"strategy": strategy, "dp_spread": dp, "pp_spread": pp, "hosts": tuple(hosts)}
+    step = partial(PlacedStep, strategy=strategy, dp_spread=dp, pp_spread=pp, hosts=tuple(hosts))
     if planner.closed_form_only:
-        return PlacedStep(
-            seconds=candidate.seconds + _crossing(candidate, network, dp, pp), inside=candidate.seconds, **told
-        )
+        return step(seconds=candidate.seconds + _crossing(candidate, network, dp, pp), inside=candidate.seconds)
     measured = _as_measured(cluster, network)
     placed = simulate_plan(plan, measured, placed=there).seconds
-    return PlacedStep(seconds=placed, inside=simulate_plan(plan, measured).seconds, **told)
+    return step(seconds=placed, inside=simulate_plan(plan, measured).seconds)
 
 
 def _crossing(candidate: Candidate, network: Network, dp: int, pp: int) -> float:

@@ -262,7 +262,11 @@ class ComparedPlans(Shown):
         a, b = self.first.candidate, self.second.candidate
         rows = [
             ("cluster", self.first.cluster.name, self.second.cluster.name),
-            ("parameters", *(f"{one.planner.model.num_parameters:,}" for one in (self.first, self.second))),
+            (
+                "parameters",
+                f"{self.first.planner.model.num_parameters:,}",
+                f"{self.second.planner.model.num_parameters:,}",
+            ),
             *((what, told(a), told(b)) for what, told in JOBS),
             *_job_differences(a.job, b.job),
         ]

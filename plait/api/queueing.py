@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from plait.api.durations import HOUR, ProgressCallback, read_jobs, settings_of, source_of, trace_notes
 from plait.api.topologies import read_topology
 from plait.core.base.codec.data import Count, Natural, NotNegative, Positive, Texts
-from plait.core.base.codec.json_text import read_json
+from plait.core.base.codec.json_text import is_list, is_table, read_json
 from plait.core.base.errors import DataError, JobError
 from plait.core.base.files import reason_of, replacing
 from plait.core.base.text import Column, Part, Shown, Table, counted
@@ -400,13 +400,13 @@ def zone_of(file: Path, node_numbers: dict[str, int], *, spares: bool = False) -
         value: Any = read_json(file)
     except (OSError, ValueError) as error:
         raise refuse(error) from None
-    if isinstance(value, dict):
-        table = cast("dict[str, Any]", value)
+    if is_table(value):
+        table = value
         value, more = list(RankTable.read(file).hosts) if "nodes" in table else table.get("hosts"), table.get("spares")
-        value = [*value, *more] if spares and isinstance(value, list) and isinstance(more, list) else value
-    if not isinstance(value, list):
+        value = [*value, *more] if spares and is_list(value) and is_list(more) else value
+    if not is_list(value):
         raise refuse("it is no list, and has neither nodes nor hosts")
-    return [_number(node, node_numbers, refuse) for node in cast("list[Any]", value)]
+    return [_number(node, node_numbers, refuse) for node in value]
 
 
 def node_numbers(topology: str, on_remarks: Callable[[Remarks], None]) -> dict[str, int]:

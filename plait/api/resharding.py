@@ -39,7 +39,7 @@ class ReshardAnswer(Shown):
             start, end = step.start / 1e9, (step.start + step.duration) / 1e9
             sides = [nics_used(step.way, chain, fabric) for chain in step.chains]
             for side, word in enumerate(("sends", "receives")):
-                for nic in sorted(set().union(*(each[side] for each in sides))):
+                for nic in sorted(set[int]().union(*(each[side] for each in sides))):
                     host, rail = divmod(nic, fabric.nics_per_host)
                     name = f"host {host}" + (f" nic {rail}" if fabric.nics_per_host > 1 else "")
                     bars.append((nic, side, Bar(f"{name} {word}", start, end, str(number), kind)))

@@ -117,13 +117,14 @@ class TopologyAnswer(Shown):
 
 def read_groups(file: Path) -> dict[str, str]:
     """Return the group of each node, from a JSON object of node to group. Raises JobError."""
+    from plait.core.base.codec.json_text import is_table
     from plait.formats.base.source import Source
 
     try:
         told = Source.read(str(file)).json
     except JobError as error:
         raise error if error.file else error.in_file(str(file)) from None
-    if not isinstance(told, dict) or not told or not all(isinstance(group, (str, int)) for group in told.values()):
+    if not is_table(told) or not told or not all(isinstance(group, (str, int)) for group in told.values()):
         raise JobError("is not an object of node to group", file=str(file), fix='Write {"n1": "group 0", ...}')
     return {node: str(group) for node, group in told.items()}
 

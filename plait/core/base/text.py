@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
@@ -205,7 +205,7 @@ class Shown(ABC):
     programs."""
 
     @abstractmethod
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Iterable[Part]:
         """Return the answer's tables, drawings and paragraphs, in order."""
 
     @abstractmethod
