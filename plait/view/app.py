@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from dash import Dash
@@ -130,7 +130,7 @@ def _is_page_update(body: Any, app: Dash) -> bool:
     """True if the body of an update request, which any client can write, is for a part of the
     page."""
     try:
-        return _Update.model_validate(body).output in app.callback_map
+        return _Update.model_validate(body).output in cast("Any", app).callback_map
     except ValidationError:
         return False
 

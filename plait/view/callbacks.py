@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from dash import Dash, Input, Output, State, html, no_update
 
@@ -30,7 +31,7 @@ def connect(app: Dash, runs: Sequence[Watched]) -> None:
         "series-figure.figure memory-figure.figure prediction-figure.figure prediction-text.children "
         "series-words.children memory-words.children"
     )
-    numbers = (outputs, "version.data", "", lambda snapshot, _: _numbers(snapshot, runs))
+    numbers = (outputs, "version.data", "", partial(_numbers, runs))
     layout.connect(app, lambda number: chosen_run(runs, number), numbers)
 
 
@@ -65,7 +66,7 @@ def order_options(snapshot: Snapshot) -> list[dict[str, str]]:
 
 
 def _tick(app: Dash, runs: Sequence[Watched]) -> None:
-    @app.callback(
+    @cast("Any", app).callback(
         Output("version", "data"), Output("status", "children"), Output("order", "options"), Output("order", "value"),
         Output("beside", "options"), Output("beside", "value"),
         Input("tick", "n_intervals"), Input("run", "value"), State("below", "data"), State("version", "data"),
@@ -205,7 +206,7 @@ def standing_table(states: Sequence[RankState]) -> list[Any]:
     return [html.P(words), table(("rank", "host", "state", "doing", "where", "error", "waits for"), rows), *more]
 
 
-def _numbers(snapshot: Snapshot, runs: Sequence[Watched]) -> tuple[Any, ...]:
+def _numbers(runs: Sequence[Watched], snapshot: Snapshot, _: Any) -> tuple[Any, ...]:
     others = {one.snapshot.name: one.snapshot for one in runs}
     series = {name: series_of(one.run.metrics) for name, one in others.items() if one.run}
     prediction = snapshot.report.prediction if snapshot.report else None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from dash import ALL, Input, ctx, html, no_update
 
+from plait.core.base.codec.json_text import is_list, is_table
 from plait.diagnose.rank_map import STATISTICS, Heat, Statistic, pooled
 from plait.view.layout import is_number, on, point_of
 from plait.view.rank_figures import HeatMarks, Value, cell_text, heat_figure
@@ -59,7 +60,7 @@ def marked_cell(data: Mapping[str, Any] | None, heat: Heat) -> tuple[HeatCell, b
         return max(0, min(int(value), most - 1)) if is_number(value) else 0
 
     window = values.get("window")
-    both = isinstance(window, list) and len(window) == 2 and all(map(is_number, window))
+    both = is_list(window) and len(window) == 2 and all(map(is_number, window))
     ends = (max(0, int(window[0])), min(rows, int(window[1]))) if both and window else None
     ends = ends if ends and ends[1] - ends[0] >= 1 and ends != (0, rows) else None
     return HeatCell(number("row", rows), number("column", columns), ends), "row" in values
@@ -111,8 +112,8 @@ def _zoomed(snapshot: Snapshot, zoom: Any, *controls: Any) -> Any:
 @on("heat-at.data chosen.data", Input({"kind": "unlike", "rank": ALL}, "n_clicks"), CONTROLS)
 def _named(snapshot: Snapshot, _: Any, *controls: Any) -> tuple[Any, Any]:
     heat, now, _ = shown_heat(snapshot, controls)
-    cause = ctx.triggered_id
-    rank = cause.get("rank") if isinstance(cause, dict) else None
+    cause: Any = cast("Any", ctx).triggered_id
+    rank = cause.get("rank") if is_table(cause) else None
     if (
         heat is None or not is_number(rank) or not ctx.triggered[0]["value"]
     ):  # the button has just appeared and was not clicked
@@ -210,7 +211,7 @@ def _by_mouse(heat: Heat, now: HeatCell, click: Any) -> tuple[Any, Any]:
 
 
 def _window(heat: Heat, now: HeatCell, marked: bool, zoom: Any) -> Any:
-    zoom = zoom if isinstance(zoom, dict) else {}
+    zoom = zoom if is_table(zoom) else {}
     data = now._asdict() if marked else {}
     if zoom.get("yaxis.autorange"):
         return {**data, "window": None} if now.window else no_update

@@ -4,10 +4,11 @@ the validation of values from a browser, which may be arbitrary."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from dash import Dash, Input, Output, State, dcc, html
 
+from plait.core.base.codec.json_text import is_list, is_table
 from plait.diagnose.rank_map import STATISTICS
 from plait.view.words import nothing
 
@@ -77,7 +78,7 @@ def connect(app: Dash, snapshot: Callable[[object], Any], *more: Callback) -> No
         answers = [Output(*_place(name), allow_duplicate=name in SHARED) for name in outputs.split()]
         causes = [Input(*_place(name)) for name in inputs.split()] if isinstance(inputs, str) else [inputs]
         beside = [State(*_place(name)) for name in f"{states} run.value".split()]
-        app.callback(*answers, *causes, *beside, prevent_initial_call=True)(said)
+        cast("Any", app).callback(*answers, *causes, *beside, prevent_initial_call=True)(said)
 
 
 def _place(name: str) -> tuple[str, str]:
@@ -101,9 +102,9 @@ def point_of(click: object) -> Mapping[str, Any]:
     >>> point_of({"points": [{"customdata": 3}]}), point_of({"points": "x"}), point_of([1])
     ({'customdata': 3}, {}, {})
     """
-    points = click.get("points") if isinstance(click, dict) else None
-    first = points[0] if isinstance(points, list) and points else None
-    return first if isinstance(first, dict) else {}
+    points = click.get("points") if is_table(click) else None
+    first = points[0] if is_list(points) and points else None
+    return first if is_table(first) else {}
 
 
 def unanswered(keys: object, answered: object) -> tuple[list[tuple[str, str]], int]:
@@ -113,13 +114,13 @@ def unanswered(keys: object, answered: object) -> tuple[list[tuple[str, str]], i
     >>> unanswered({"count": 5, "latest": [["heat-box", "+"], ["heat-box", "Enter"], ["time-box", "n"]]}, 3)
     ([('heat-box', 'Enter'), ('time-box', 'n')], 5)
     """
-    values = keys if isinstance(keys, dict) else {}
+    values = keys if is_table(keys) else {}
     count, latest = values.get("count"), values.get("latest")
-    if not isinstance(count, int) or not isinstance(latest, list):
+    if not isinstance(count, int) or not is_list(latest):
         return [], 0
     new = count - answered if isinstance(answered, int) and 0 <= answered <= count else count
     pressed = latest[max(0, len(latest) - new) :] if new > 0 else []
-    return [(str(one[0]), str(one[1])) for one in pressed if isinstance(one, list) and len(one) == 2], count
+    return [(str(one[0]), str(one[1])) for one in pressed if is_list(one) and len(one) == 2], count
 
 
 def page(runs: Sequence[str], **first: Any) -> html.Div:

@@ -55,7 +55,7 @@ def heat_figure(
 ) -> dict[str, Any]:
     """Return a heat map as a plotly figure. shown: the pooled part of ``heat`` to draw."""
     named, cursor = marks
-    bins = shown.seconds.shape[0]
+    bins: int = shown.seconds.shape[0]
     rows = shown.first + np.arange(bins) * shown.size + (shown.size - 1) / 2
     last = min(shown.first + bins * shown.size, heat.ranks.size)
     segments = bool(heat.columns) and isinstance(heat.columns[0], HeatColumn)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 from dash import dcc, html
@@ -69,7 +69,7 @@ def report_run(run: Path, path: Path) -> tuple[int, IgnoredInput]:
 
 def report_of(snapshot: Snapshot) -> str:
     """Return the page of a run as the text of one HTML file."""
-    from plotly.offline import get_plotlyjs
+    from plotly.offline import get_plotlyjs  # pyright: ignore[reportMissingTypeStubs]
 
     style = (Path(__file__).parent / "assets" / "style.css").read_text()
     title = escape(f"plait view: {snapshot.name}")
@@ -165,7 +165,7 @@ def _figure(name: str, figure: dict[str, Any], words: str = "") -> list[Any]:
 def as_html(part: Any) -> str:
     """Return a component of the page, or several, as HTML without interactive parts."""
     if isinstance(part, list | tuple):
-        return "".join(map(as_html, part))
+        return "".join(map(as_html, cast("Sequence[Any]", part)))
     if not isinstance(part, Component):
         return escape("" if part is None else str(part))
     values = vars(part)

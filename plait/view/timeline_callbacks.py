@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import polars as pl
 from dash import ALL, Input, ctx, html, no_update
 
 from plait.api.diagnosing import page_predictions
+from plait.core.base.codec.json_text import is_list, is_table
 from plait.core.base.text import seconds_text
 from plait.core.record.timeline import SpanKey
 from plait.diagnose.measured.compare import UNMEASURED
@@ -49,7 +50,7 @@ def _reset_choice(*_: Any) -> tuple[Any, Any]:
 
 @on("zoom.data", "timeline-figure.relayoutData", "zoom.data")
 def _zoomed(_: Snapshot, moved: Any, zoom: Any) -> Any:
-    moved = moved if isinstance(moved, dict) else {}
+    moved = moved if is_table(moved) else {}
     if moved.get("xaxis.autorange"):
         return no_update if zoom is None else None
     ends = [moved.get("xaxis.range[0]"), moved.get("xaxis.range[1]")]
@@ -66,7 +67,7 @@ def shown_of(snapshot: Snapshot, chosen: Any, zoom: Any, group: object) -> Shown
     """Return the content of the timeline; None if no spans were kept. chosen: ``rank``, ``step``
     and ``span`` (a key), as far as chosen. zoom: begin and end in seconds; None: the whole step.
     group: which other ranks are shown."""
-    chosen = chosen if isinstance(chosen, dict) else {}
+    chosen = chosen if is_table(chosen) else {}
     recording = snapshot.recording
     if recording is None or recording.spans.is_empty():
         return None
@@ -87,7 +88,7 @@ def shown_of(snapshot: Snapshot, chosen: Any, zoom: Any, group: object) -> Shown
     own = spans.filter(pl.col("rank").is_in(ranks))
     origin = float(own["start"].min() or 0.0)  # type: ignore[arg-type]
     between = None
-    if isinstance(zoom, list) and len(zoom) == 2 and all(map(is_number, zoom)):
+    if is_list(zoom) and len(zoom) == 2 and all(map(is_number, zoom)):
         between = origin + zoom[0] / 1e3, origin + zoom[1] / 1e3
     return ShownStep(rank, step, spans, ranks, window(own, ranks, (step, step), between=between), origin, found)
 
@@ -125,7 +126,7 @@ def step_of(recording: Recording, rank: int, wanted: Any) -> int | None:
 def key_of(values: Any) -> SpanKey | None:
     """Return a span's key from a request; None for an invalid value."""
     kinds = (int, int, str, str, int)
-    if not isinstance(values, list) or len(values) != len(kinds):
+    if not is_list(values) or len(values) != len(kinds):
         return None
     if not all(isinstance(value, kind) for value, kind in zip(values, kinds, strict=True)):
         return None
@@ -148,8 +149,8 @@ def _clicked(snapshot: Snapshot, click: Any, *asked: Any) -> tuple[Any, Any]:
 
 @on("chosen.data", Input({"kind": "link", "way": ALL, "n": ALL}, "n_clicks"), CHOSEN)
 def _linked(snapshot: Snapshot, _: Any, *asked: Any) -> Any:
-    cause, shown = ctx.triggered_id, shown_of(snapshot, *asked)
-    if shown is None or shown.around is None or not isinstance(cause, dict) or not ctx.triggered[0]["value"]:
+    cause, shown = cast("Any", ctx).triggered_id, shown_of(snapshot, *asked)
+    if shown is None or shown.around is None or not is_table(cause) or not ctx.triggered[0]["value"]:
         return no_update
     links = shown.around.needs if cause.get("way") == WAYS[0] else shown.around.needed_by
     n = cause.get("n")
@@ -158,7 +159,7 @@ def _linked(snapshot: Snapshot, _: Any, *asked: Any) -> Any:
 
 @on("chosen.data zoom.data", "rank.value step.value", "shown.data")
 def _numbers(_: Snapshot, rank: Any, step: Any, shown: Any) -> tuple[Any, Any]:
-    now = shown if isinstance(shown, dict) else {}
+    now = shown if is_table(shown) else {}
     wanted = {"rank": rank if isinstance(rank, int) else now.get("rank")}
     wanted["step"] = step - 1 if isinstance(step, int) else now.get("step")
     # Drawing a figure also writes these fields, and stores the same values in ``shown``.
