@@ -179,7 +179,7 @@ def _tracks(laid: pl.DataFrame) -> dict[Track, list[Event]]:
             if not opened or opened[-1][0] >= ended:
                 break
         else:
-            track, events, opened = Track(rank, lane, len(own) + 1), [], []
+            track, events, opened = Track(rank, lane, len(own) + 1), list[Event](), list[tuple[int, int]]()
             own.append((track, events, opened))
             found[track] = events
         events.append(Event(began, True, row, track))

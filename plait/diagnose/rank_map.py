@@ -266,7 +266,9 @@ def heat_of_steps(
     return _heat(cells.join(index, on="step"), tuple(numbers.to_list()), grid, order)
 
 
-def _heat(cells: pl.DataFrame, columns: tuple, grid: pl.DataFrame, order: Sequence[str]) -> Heat:  # pyright: ignore[reportMissingTypeArgument]
+def _heat(
+    cells: pl.DataFrame, columns: tuple[HeatColumn, ...] | tuple[int, ...], grid: pl.DataFrame, order: Sequence[str]
+) -> Heat:
     ranks = ranks_in(grid, order)
     grid_axes = grid.select(pl.col("rank").cast(pl.Int64), "pp", "cp")
     row = pl.DataFrame({"rank": ranks}).with_row_index("row")
@@ -295,7 +297,7 @@ def pooled(heat: Heat, most: int = 512, window: tuple[int, int] | None = None) -
     )
     ranks = np.pad(heat.ranks[first:last], pad[0], mode="edge").reshape(bins, size)
     rising = np.where(np.isfinite(excess), excess, -np.inf)
-    chosen = rising.argmax(axis=1)
+    chosen: NDArray[np.intp] = rising.argmax(axis=1)
     none = ~np.isfinite(rising.max(axis=1))  # no rank has peers: take the longest
     chosen = np.where(none, np.where(np.isfinite(seconds), seconds, -np.inf).argmax(axis=1), chosen)
     take = chosen[:, None, :]

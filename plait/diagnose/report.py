@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.text import Column, Part, Shown, Table, counted, duration, in_bytes, seconds_text
@@ -138,11 +138,13 @@ def _values(one: Any, more: Sequence[str] = (), *, steps: Sequence[str] = (), wi
     ``more``; None for None. steps: fields that count steps from 0, returned counted from 1."""
     if one is None:
         return None
-    values = one._asdict() if hasattr(one, "_asdict") else dict(vars(one))
+    values: dict[str, Any] = one._asdict() if hasattr(one, "_asdict") else dict(one.__dict__)
     for name in steps:
         values[name] = None if values[name] is None else values[name] + 1
     found = {
-        name: list(value) if type(value) is tuple else value for name, value in values.items() if name not in without
+        name: list(cast("tuple[Any, ...]", value)) if type(value) is tuple else value
+        for name, value in values.items()
+        if name not in without
     }
     return found | {name: getattr(one, name) for name in more}
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from plait.core.base.codec.json_text import is_list, is_table
 from plait.core.cluster.mfu import mfu_of
 from plait.core.record.exposure import Exposure
 from plait.core.record.rollup import COMMUNICATION, EXPOSED
@@ -79,7 +80,7 @@ def _read(line: Mapping[str, Any], name: str) -> Any:
 def memory_of(metrics: Sequence[Mapping[str, Any]]) -> list[StepSeries]:
     """Return the bytes of a rank's tensors over steps, one series for every rank in the metrics."""
     told = [(line.get("step"), line.get(TENSORS)) for line in metrics]
-    rows = [{"step": step} | {f"tensors, {rank}": size for rank, size in (of if isinstance(of, dict) else {}).items()}
+    rows = [{"step": step} | {f"tensors, {rank}": size for rank, size in (of if is_table(of) else {}).items()}
             for step, of in told]  # fmt: skip
     names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
     return series_of(rows, names)
@@ -96,7 +97,7 @@ def attempts_of(lines: Sequence[Mapping[str, Any]], *, live: bool) -> list[Attem
             AttemptRow(
                 str(line.get("attempt", number)), _moment(line.get("started")), _moment(line.get("ended")),
                 "cut off" if cut_off else str(line.get("outcome") or ""), str(line.get("cause") or ""),
-                ", ".join(map(str, hosts)) if isinstance(hosts, list) else str(hosts or ""),
+                ", ".join(map(str, hosts)) if is_list(hosts) else str(hosts or ""),
                 NEVER if _number(step) == -1 else str(step),
             )
         )  # fmt: skip

@@ -68,7 +68,7 @@ class Unmatched(NamedTuple):
     kind: str
     site: str
     direction: str
-    count: float
+    count: float  # pyright: ignore[reportIncompatibleMethodOverride]: a key of the JSON
     seconds: float | None
     example: str
 

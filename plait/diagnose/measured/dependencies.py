@@ -152,8 +152,8 @@ def _awaited(step: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Dependency],
         near = step.filter(pl.col("rank") == one["rank"], pl.col("kind").is_in(["wait", "comm"]))
     pairs, rows = awaited(near), near.rows(named=True)
     at = [number for number, row in enumerate(rows) if _key(row) == _key(one)]
-    needs = [rows[on] for on in pairs.filter(pl.col("wait").is_in(at))["on"]]
-    needed = [rows[wait] for wait in pairs.filter(pl.col("on").is_in(at))["wait"]]
+    needs: list[dict[str, Any]] = [rows[on] for on in pairs.filter(pl.col("wait").is_in(at))["on"]]
+    needed: list[dict[str, Any]] = [rows[wait] for wait in pairs.filter(pl.col("on").is_in(at))["wait"]]
     why: Why = "transfer" if one["kind"] == "idle" else "collective"
     return [_link(row, one["axis"], why) for row in needs], [_link(row, one["axis"], "wait") for row in needed]
 

@@ -350,7 +350,7 @@ def _alive(folder: Path, attempts: Sequence[Mapping[str, Any]]) -> float | None:
     """Return when metrics were last written, in seconds since 1970; None for a copied folder whose
     files have the time of the copy. A live run writes its history when its last attempt has done a
     step, at a time that the attempt's line holds."""
-    last = attempts[-1] if attempts else {}
+    last: Mapping[str, Any] = attempts[-1] if attempts else {}
     keys = ("started", "restart_seconds", "first_step_seconds")
     told = sum(float(value) for key in keys if is_number(value := last.get(key)))
     try:

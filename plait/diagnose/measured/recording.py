@@ -21,6 +21,8 @@ from plait.core.record.records import axis_of
 from plait.core.record.rollup import BETWEEN, COMMUNICATION, EXPOSED, FILLS, HOST, OPS
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from plait.core.parallel.layout import Layout
     from plait.core.parallel.sharding import Sharding
 
@@ -140,13 +142,13 @@ class Recording:
 def grid_of(layout: Layout, hosts: Sequence[str | None] = ()) -> pl.DataFrame:
     """Return the table (rank, pp, dp, cp, tp, host) of every rank of a layout. hosts: by rank, as
     far as they are known."""
-    parts: list[np.ndarray] = []
+    parts: list[NDArray[np.int64]] = []
     for pp_rank, mesh in enumerate(layout.meshes):
         at = np.arange(len(mesh.ranks))
         rest, tp = np.divmod(at, mesh.tp)
         dp, cp = np.divmod(rest, mesh.cp)
         parts.append(np.stack([at + mesh.first, np.full_like(at, pp_rank), dp, cp, tp]))
-    columns = dict(zip(list(GRID)[:5], np.concatenate(parts, axis=1), strict=True))
+    columns = dict(zip(list(GRID)[:5], np.hstack(parts), strict=True))
     known = pl.Series("host", [*hosts, *[None] * (layout.world_size - len(hosts))], dtype=pl.String)
     return pl.DataFrame(columns).with_columns(known).cast(GRID)  # type: ignore[arg-type]
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from plait.core.base.codec.json_text import read_table
+from plait.core.base.codec.json_text import is_table, read_table
 from plait.core.base.files import kind_of, reason_of, replacing
 from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.numbers import LARGEST, MOST_SECONDS, counted, is_number, shown
@@ -127,7 +127,7 @@ def lines_of(path: Path, notes: Notes) -> Iterable[Mapping[str, Any]]:
             values = json.loads(line)
         except (ValueError, RecursionError):
             values = None
-        if isinstance(values, dict):
+        if is_table(values):
             sound = {sys.intern(name): value for name, value in values.items() if _possible(name, value)}
             strange += [f"{name} of line {number}" for name in values if name not in sound]
             good += 1
@@ -361,7 +361,7 @@ def _of_steps(traces: Mapping[int, ImportedFile]) -> Iterator[str]:
     for rank, one in traces.items():
         ranks[tuple(one.part.spans["step"].unique().sort().to_list())].append(rank)
     if len(ranks) > 1:
-        common, every = set.intersection(*map(set, ranks)), set.union(*map(set, ranks))
+        common, every = set[int].intersection(*map(set, ranks)), set[int].union(*map(set, ranks))
         whose = "; ".join(
             f"{spoken_ranks(own)}: {_spoken_steps(steps)}" for steps, own in list(ranks.items())[:MAX_LISTED]
         )

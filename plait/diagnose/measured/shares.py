@@ -50,7 +50,7 @@ class MeanStep(NamedTuple):
     largest first; they add up to ``seconds``, except for parts ``AFTER`` a step."""
 
     seconds: float
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]: a key of the JSON
     first: int
     last: int
     parts: tuple[StepShare, ...]
@@ -90,7 +90,7 @@ class StepTimes(NamedTuple):
     numbers. longest_at: the longest step. tokens_per_second: of the median step; None if unknown.
     """
 
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]: a key of the JSON
     first: int
     last: int
     median: float

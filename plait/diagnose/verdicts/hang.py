@@ -313,7 +313,7 @@ def cut_off(evidence: Iterable[Evidence], concerned: set[int]) -> tuple[list[str
 def _explain(missed: Mapping[str, set[str]], reached: Mapping[str, set[str]]) -> tuple[list[str], bool]:
     """Return the fewest hosts that cover all broken pairs; hosts that reach no other host come
     first, then hosts with the most broken pairs."""
-    left = {(a, b) for a, others in missed.items() for b in others if a < b}
+    left: set[tuple[str, str]] = {(a, b) for a, others in missed.items() for b in others if a < b}
     named: list[str] = []
     while left:
         broken = Counter(host for pair in left for host in pair)

@@ -126,7 +126,7 @@ def outliers(deviation: Floats, *, minimum: float = MINIMUM, pair_ids: Ints | No
         return [], PeerSpread(effect=0.0, z=0.0, peer=-1)
     least = threshold(peers, steps)
     deviation = np.log1p(np.maximum(deviation, LEAST))
-    single = np.arange(peers) // (2 if peers == 2 else 1) if pair_ids is None else pair_ids
+    single = np.arange(len(deviation)) // (2 if peers == 2 else 1) if pair_ids is None else pair_ids
     found: dict[int, Outlier] = {}
     looks: list[_Windows] = []
     for edges in _scales(steps):

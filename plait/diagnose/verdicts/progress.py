@@ -33,7 +33,7 @@ class CheckpointPauses(NamedTuple):
     share: of the run's time. last: seconds that the end of the run waited for the last checkpoint;
     None if unrecorded."""
 
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]: a key of the JSON
     seconds: float | None
     every: float | None
     share: float | None

@@ -146,7 +146,7 @@ def _last_ended(ops: pl.DataFrame, part: Ints, start: Floats, end: Floats, lane:
     began; -1: none."""
     own = np.flatnonzero((ops["lane"] == lane).to_numpy())
     big = float(end.max(initial=1.0) - start.min(initial=0.0)) + 1.0
-    shift = start.min(initial=0.0)
+    shift: float = start.min(initial=0.0)
     keys = part[own] * big + (end[own] - shift)
     order = np.argsort(keys, kind="stable")
     own, keys = own[order], keys[order]

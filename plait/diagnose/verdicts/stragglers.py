@@ -268,16 +268,16 @@ def _shared(
         axes = {peer.split()[0] for peer in slow}
         leaving = [{of[one] for one in some if one in of} for peer, some in members.items() if peer.split()[0] in axes]
         leaving = [hosts for hosts in leaving if len(hosts) > 1]
-        common = sorted(set.intersection(*({of[rank] for rank in some} for some in ranks)))
+        common = sorted(set[str].intersection(*({of[rank] for rank in some} for some in ranks)))
         own = {host: [hosts for hosts in leaving if host in hosts] for host in common}
         # With one partner only, the partner may be the slow end.
-        whole = [host for host in common if len(own[host]) == len(slow) and len(set.union(*own[host])) > 2]
+        whole = [host for host in common if len(own[host]) == len(slow) and len(set[str].union(*own[host])) > 2]
         named = whole if len(whole) == 1 else common
         if 0 < len(named) <= 2:
             place = f"every link of {named[0]}" if whole == named else f"{len(slow)} links of {named[0]}"
             place = place if len(named) == 1 else f"between {' and '.join(named)}"
             return tuple(sorted(rank for rank, host in of.items() if host in named)), place, tuple(named)
-    both = frozenset.intersection(*ranks) or frozenset.union(*ranks)
+    both = frozenset[int].intersection(*ranks) or frozenset[int].union(*ranks)
     return tuple(sorted(both)), "", tuple(sorted({of[rank] for rank in both if rank in of}))
 
 
