@@ -32,6 +32,7 @@ from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
+from plait.core.base.codec.json_text import is_list, is_table
 from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.numbers import is_number
 from plait.formats.base.recordings import FOREIGN, LATEST, NS, ForeignSpans, axis_of, bytes_of_dtype, members_of
@@ -125,11 +126,11 @@ class Dump:
         tensors."""
         if len(self.entries) >= MOST_ENTRIES:
             raise ValueError(f"it has more than {MOST_ENTRIES} entries, the most that are read")
-        told = [value.get(key) for key in ("input_sizes", "output_sizes")] if isinstance(value, dict) else []
-        self.sizes += sum(len(one) for one in told if isinstance(one, list))
+        told = [value.get(key) for key in ("input_sizes", "output_sizes")] if is_table(value) else []
+        self.sizes += sum(len(one) for one in told if is_list(one))
         if self.sizes > MOST_SIZES:
             raise ValueError(f"it has sizes of more than {MOST_SIZES} tensors, the most that are read")
-        found = _entry(value, self.over) if isinstance(value, dict) else None
+        found = _entry(value, self.over) if is_table(value) else None
         if found is None:
             self.over.note("entries that are no objects or name no operation")
         else:
@@ -282,7 +283,7 @@ def _replaced(one: DumpEntry, batch: DumpEntry) -> DumpEntry:
 def _group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name and description of an entry's process group."""
     told = entry.get("process_group")
-    if isinstance(told, list) and told:
+    if is_list(told) and told:
         return str(told[0])[:200], str(told[-1])[:200]
     name = str(told if told is not None else entry.get("pg_id", ""))[:200]
     return name, name
@@ -291,9 +292,9 @@ def _group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
 def _groups(config: Any, dump: Dump) -> dict[str, DumpGroup]:
     """Return the process groups by name; impossible groups are counted and noted as doubts."""
     found: dict[str, DumpGroup] = {}
-    for key, one in config.items() if isinstance(config, dict) else ():
-        ranks = members_of(one.get("ranks")) if isinstance(one, dict) else None
-        if not isinstance(one, dict) or (ranks is None and str(one.get("ranks")).strip() not in ("[]", "None", "")):
+    for key, one in config.items() if is_table(config) else ():
+        ranks = members_of(one.get("ranks")) if is_table(one) else None
+        if not is_table(one) or (ranks is None and str(one.get("ranks")).strip() not in ("[]", "None", "")):
             dump.over.note("groups with impossible members", str(key)[:40])
             dump.doubts.append(f"lists members of group {str(key)[:40]} that cannot be")
             continue
@@ -323,13 +324,13 @@ def _time(entry: Mapping[str, Any], key: str, over: IgnoredInput) -> int | None:
 def _bytes(entry: Mapping[str, Any], side: str, over: IgnoredInput) -> int | None:
     """Return the bytes of all tensors of a side ("input" or "output"); None if unknown."""
     sizes, types = entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")
-    if not isinstance(sizes, list) or not sizes:
+    if not is_list(sizes) or not sizes:
         return None
     total = 0
     for index, shape in enumerate(sizes):
-        kind = str(types[index]) if isinstance(types, list) and index < len(types) else ""
+        kind = str(types[index]) if is_list(types) and index < len(types) else ""
         item = bytes_of_dtype(kind)
-        sound = isinstance(shape, list) and len(shape) <= DIMENSIONS and all(_whole(n) is not None for n in shape)
+        sound = is_list(shape) and len(shape) <= DIMENSIONS and all(_whole(n) is not None for n in shape)
         total = total + prod(shape) * item if sound and item else MOST + 1
         if total > MOST:
             over.note("impossible sizes, taken as unknown", f"{side}_sizes of record {entry.get('record_id')!s:.20}")
@@ -338,12 +339,12 @@ def _bytes(entry: Mapping[str, Any], side: str, over: IgnoredInput) -> int | Non
 
 
 def _dtype(types: Any) -> str:
-    return "+".join(dict.fromkeys(str(one)[:20] for one in types[:8])) if isinstance(types, list) else ""
+    return "+".join(dict.fromkeys(str(one)[:20] for one in types[:8])) if is_list(types) else ""
 
 
 def _stack(frames: Any) -> tuple[str, ...]:
     """Return the stack's frames as ``file:line function``, the innermost last."""
-    if not isinstance(frames, list):
+    if not is_list(frames):
         return ()
-    told = [one for one in frames[:FRAMES] if isinstance(one, dict)]
+    told = [one for one in frames[:FRAMES] if is_table(one)]
     return tuple(f"{one.get('filename')}:{one.get('line')} {one.get('name')}"[:200] for one in reversed(told))

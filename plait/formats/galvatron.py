@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from plait.core.base.codec.json_text import is_table
 from plait.core.base.errors import JobError
 from plait.core.cluster.profile import CollectiveKind, Curve, Group, Machine, Profile, wire_share
 from plait.formats.base.collective_runs import points_of, positive
@@ -32,7 +33,7 @@ _TIME = re.compile(r"(allreduce|all2all)_size_(\d{1,9})_(\d{1,9})MB_time")
 def galvatron(values: Any, file: str, date: str) -> Profile:
     """Return the profile of a Galvatron file, whose name has the numbers of nodes and GPUs. Raises
     JobError for keys and values that Galvatron does not write."""
-    if not isinstance(values, dict) or not values:
+    if not is_table(values) or not values:
         raise JobError("is neither a profile nor one of Galvatron's files", file=file)
     if len(values) > MOST_KEYS:
         raise JobError(f"has {len(values)} keys; at most {MOST_KEYS} are read", file=file)
@@ -45,7 +46,7 @@ def galvatron(values: Any, file: str, date: str) -> Profile:
         raise JobError("the name does not say how many nodes and GPUs there are", file=file, fix=fix)
     nodes, per_node = int(shape[1]), int(shape[2])
     found: dict[tuple[CollectiveKind, Group], dict[int, float]] = {}
-    for key, told in cast("dict[str, Any]", values).items():
+    for key, told in values.items():
         kind, group, size, seconds = _entry(key, told, file, nodes * per_node, per_node)
         found.setdefault((kind, group), {})[size] = seconds
     curves = tuple(

@@ -16,6 +16,7 @@ refused      an instance without an id or listed twice, layers that are no list 
 
 from __future__ import annotations
 
+from plait.core.base.codec.json_text import is_table
 from plait.core.base.errors import JobError
 from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.text import printable
@@ -26,7 +27,7 @@ from plait.formats.base.source import ReadOptions, ReadResult, Source, at, from_
 
 def is_graph(source: Source) -> bool:
     """True if the file is Topograph's graph."""
-    return source.is_json and isinstance(source.json, dict) and "instances" in source.json
+    return source.is_json and is_table(source.json) and "instances" in source.json
 
 
 def read(source: Source, options: ReadOptions) -> ReadResult:

@@ -220,7 +220,7 @@ def group_of(runs: Runs, where: str) -> tuple[Group, int]:
     """Return (process group, ranks per node) of the ranks that a run of the tests names. Raises
     JobError if ranks are missing."""
     ranks = runs.ranks
-    members = next(iter(ranks.values()), {})
+    members = next(iter(ranks.values()), dict[int, str]())
     if len(members) < 2:
         fix = "Keep the lines '#  Rank  0 ...' of a run of at least 2 ranks"
         raise runs.refuse(f"{len(members)} ranks are named above this table", where, fix)

@@ -53,7 +53,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,8 @@ MEMORY_OPTIONS: Mapping[str, MemoryOptions] = {
 Mask = NDArray[np.bool_]
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class Rule:
     """A constraint on strategies. sentence, key, fix: message, job key and advice for a strategy
     that breaks it. scheduling: True if it concerns only pp, micro-batches and schedule. search: the
     model part for which a search applies the rule; a fixed strategy that breaks such a rule still

@@ -400,10 +400,10 @@ class _LiteralReader:
 
 
 OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv, ast.Mod: operator.mod, ast.Mult: operator.mul,
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Pow: operator.pow, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_,
-    ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+    ast.FloorDiv: lambda a, b: a // b, ast.Div: lambda a, b: a / b, ast.Mod: operator.mod, ast.Mult: operator.mul,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Pow: lambda a, b: a**b, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
 CHOOSING: Mapping[str, Callable[[list[Any]], Any]] = {"min": min, "max": max, "int": lambda some: int(some[0])}
 """Functions of numbers that are evaluated."""

@@ -22,6 +22,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from plait.core.base.codec.json_text import is_table
 from plait.core.base.codec.toml_text import COMMAND_LINE
 from plait.core.base.errors import JobError
 from plait.core.base.ignored_input import IgnoredInput
@@ -99,7 +100,7 @@ class ParsedConfig:
         """Return a value of the job, or ``default`` if it is missing. key: ``section.key``."""
         table: Any = self.values
         for part in key.split("."):
-            if not isinstance(table, dict) or part not in table:
+            if not is_table(table) or part not in table:
                 return default
             table = table[part]
         return table

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from plait.core.base.codec.json_text import is_list
 from plait.core.base.errors import DataError
 from plait.core.base.numbers import MOST_RANKS, shown
 
@@ -89,7 +90,7 @@ def members_of(ranks: Any) -> tuple[int, ...] | None:
     >>> members_of("[4, 0]"), members_of([1, 2]), members_of("[0, 1, ...]")
     ((4, 0), (1, 2), None)
     """
-    return _members(",".join(map(str, ranks)) if isinstance(ranks, list) else str(ranks))
+    return _members(",".join(map(str, ranks)) if is_list(ranks) else str(ranks))
 
 
 @lru_cache(LABELS)

@@ -150,7 +150,7 @@ class Table:
 
     def _value(self, parsed: ParsedConfig, row: Row, value: Any) -> Any:
         name = self.prefix + row.name
-        if not isinstance(row.kind, Mapping):
+        if callable(row.kind):
             return row.kind(parsed, name, value)
         if not isinstance(value, str | int | float) or value not in row.kind:
             raise parsed.refuse(name, f"'{value}' is unknown", f"Use {', '.join(map(str, row.kind))}")
@@ -166,7 +166,7 @@ class Table:
                 continue
             written = _written(row.kind, value) if row.name else None
             if written is None:
-                shown = f" = {str(value).lower()}" if isinstance(value, str | int | float | tuple) else ""
+                shown = f" = {value}".lower() if isinstance(value, str | int | float | tuple) else ""
                 words.note_unsupported(f"{row.key}{shown} ({row.refusal})")
             else:
                 found[row.name] = written
@@ -179,7 +179,7 @@ def starts_of(name: str, names: Iterable[str]) -> bool:
 
 
 def _written(kind: Kind, value: Any) -> Any:
-    if isinstance(kind, Mapping):
+    if not callable(kind):
         return next((theirs for theirs, ours in kind.items() if ours == value), None)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from plait.core.base.files import contents_within
 from plait.formats.base.shell_builtins import BUILTINS, Run, Shell, declare
 from plait.formats.base.shell_syntax import SEVERAL, UNKNOWN, Node, ShellSyntaxError, parse, walk
-from plait.formats.base.shell_words import combine
+from plait.formats.base.shell_words import Value, combine
 
 MOST_STEPS = 20_000
 """The largest number of commands that are interpreted."""
@@ -41,7 +41,12 @@ _OF_PROGRAMS = re.compile(r"(activate|rc|profile|conda\.sh|vars\.sh)$|^/(etc|opt
 def follow_script(text: str, file: str, variables: Mapping[str, str]) -> list[Shell]:
     """Return the shells in which a script may end. file: the script's path. variables: its
     environment. Raises ShellSyntaxError if it is no valid bash or cannot be interpreted."""
-    given = {**variables, "PWD": os.getcwd(), "IFS": " \t\n", **({"0": file, "BASH_SOURCE": [file]} if file else {})}
+    given: dict[str, Value] = {
+        **variables,
+        "PWD": os.getcwd(),
+        "IFS": " \t\n",
+        **({"0": file, "BASH_SOURCE": [file]} if file else {}),
+    }
     shell = Shell(_capture, given, file=file, exported=frozenset(variables))
     if "\r\n" in text:
         shell.log.remarks.append("Lines end as in DOS: they are read without what bash would pass on of their ends.")

@@ -13,7 +13,7 @@ import subprocess
 import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from plait.core.base.errors import JobError
 
@@ -69,7 +69,7 @@ def walk(node: Any) -> Iterator[Node]:
     if isinstance(node, Node):
         yield node
     if isinstance(node, list | Node):
-        for inner in node.values() if isinstance(node, Node) else node:
+        for inner in node.values() if isinstance(node, Node) else cast("list[Any]", node):
             yield from walk(inner)
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from json import JSONDecodeError
 from typing import Any
 
-from plait.core.base.codec.json_text import parse_json, unpacked
+from plait.core.base.codec.json_text import is_table, parse_json, unpacked
 from plait.core.base.errors import JobError
 from plait.core.base.files import contents_within, kind_of
 from plait.core.base.ignored_input import IgnoredInput
@@ -158,7 +158,7 @@ def at(item: Any, where: str, *keys: str, kind: type[Any] = object) -> Any:
     """Return the value at nested keys of an object, None if a key is missing. Raises JobError if a
     parent is no object, or the value is not of ``kind``. where: the object's name in messages."""
     for number, key in enumerate(keys):
-        if not isinstance(item, dict):
+        if not is_table(item):
             raise JobError("not an object", key=".".join((where, *keys[:number])))
         item = item.get(key)
         if item is None:

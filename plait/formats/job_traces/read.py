@@ -43,7 +43,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plait.core.base.codec.json_text import Most, open_unpacked, parse_json, read_unpacked
+from plait.core.base.codec.json_text import Most, is_list, is_table, open_unpacked, parse_json, read_unpacked
 from plait.core.base.errors import DataError, JobError, nearest
 from plait.core.base.files import reason_of
 from plait.core.base.process import uncollected
@@ -63,7 +63,7 @@ def read_philly(file: Path, size: int) -> Trace:
         problem = f"{file} is no readable JSON: {reason_of(error)}"
         advice = "A Philly log is one list, [JOB, JOB, ...]: jq -s . makes one of jobs in lines"
         raise DataError(f"{problem}. {advice}.") from None
-    if not isinstance(jobs, list) or (jobs and not _is_job(jobs[0])):
+    if not is_list(jobs) or (jobs and not _is_job(jobs[0])):
         problem = f"a list of jobs with {', '.join(KEYS)} is expected"
         raise DataError(f"{file} is no Philly log: {problem}. Other traces are CSV.")
     frame = pandas().DataFrame([_row(job, f"{file}: entry {at}") for at, job in enumerate(jobs)], columns=[*ATTEMPTED])
@@ -73,7 +73,7 @@ def read_philly(file: Path, size: int) -> Trace:
 
 
 def _is_job(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() >= set(KEYS)
+    return is_table(value) and value.keys() >= set(KEYS)
 
 
 def _took(jobs: Any) -> tuple[Any, tuple[str, ...]]:
@@ -81,7 +81,11 @@ def _took(jobs: Any) -> tuple[Any, tuple[str, ...]]:
     counted)."""
     took = pandas().Series(seconds(jobs["end"]) - seconds(jobs["start"]), index=jobs.index)
     several = jobs["attempts"].map(len) > 1
-    uneven = several & jobs["attempts"].map(lambda each: len({gpus for *_, gpus in each}) > 1)
+
+    def differ(attempts: Sequence[tuple[Any, ...]]) -> bool:
+        return len({gpus for *_, gpus in attempts}) > 1
+
+    uneven = several & jobs["attempts"].map(differ)
     if uneven.any():
         parts = jobs.loc[uneven, "attempts"].explode()
         each = pandas().DataFrame(parts.tolist(), columns=["start", "end", "gpus"], index=parts.index)
@@ -100,7 +104,7 @@ def _row(job: Any, where: str) -> tuple[Any, ...]:
     attempts = [
         (_time(one, "start_time"), _time(one, "end_time"), _gpus(one, where))
         for one in _list(job["attempts"], f"{where}: attempts")
-        if isinstance(one, dict)
+        if is_table(one)
     ]
     starts, ends = [start for start, _, _ in attempts if start], [end for _, end, _ in attempts if end]
     each = [(start, end, count) for start, end, count in attempts if count and start]
@@ -118,7 +122,7 @@ def _time(attempt: dict[str, Any], key: str) -> str | None:
 
 def _gpus(attempt: dict[str, Any], where: str) -> int:
     """Return the number of distinct GPUs over the nodes of an attempt."""
-    nodes = [node for node in _list(attempt.get("detail"), f"{where}: detail") if isinstance(node, dict)]
+    nodes = [node for node in _list(attempt.get("detail"), f"{where}: detail") if is_table(node)]
     named = (node.get("ip", number) for number, node in enumerate(nodes))
     gpus = (_list(node.get("gpus"), f"{where}: gpus") for node in nodes)
     return len({(str(node), str(gpu)) for node, each in zip(named, gpus, strict=True) for gpu in each})
@@ -126,7 +130,7 @@ def _gpus(attempt: dict[str, Any], where: str) -> int:
 
 def _list(value: Any, where: str) -> list[Any]:
     """Return a list; an empty list for None. Raises DataError for any other value."""
-    if not isinstance(value, (list, type(None))):
+    if value is not None and not is_list(value):
         raise DataError(f"{where}: {type(value).__name__} is no list, as Philly's log has there.")
     return value or []
 

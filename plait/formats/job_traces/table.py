@@ -58,13 +58,13 @@ class Trace:
     duration: Floats
     gpus: Ints
     first: float = 0.0
-    numbers: Mapping[str, Floats] = field(default_factory=dict)
-    categories: Mapping[str, Category] = field(default_factory=dict)
+    numbers: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    categories: Mapping[str, Category] = field(default_factory=dict[str, Category])
     preemptible: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
     priority: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rows: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    changed: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+    changed: Mapping[str, int] = field(default_factory=dict[str, int])
     assumptions: tuple[str, ...] = ()
 
     def __len__(self) -> int:

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from plait.core.base.codec.json_text import is_list, is_table
 from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.numbers import LARGEST, as_number, is_number
 from plait.formats.base.recordings import LATEST, bytes_of_dtype, checked_rank, members_of
@@ -147,7 +148,7 @@ class ComputeEvents(NamedTuple):
     """The events with a rank's computation: kind, number, and how many of them are unreadable."""
 
     kind: str
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]: tuple's is of no use here
     unread: int
 
 
@@ -165,7 +166,9 @@ class TraceEvents:
         operator: Callable[[Any, Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.over, self.kept, self.operator = over, kinds, operator
-        self.columns = {name: array("q" if column > 1 else "d") for column, name in enumerate(COLUMNS)}
+        self.columns: dict[str, array[Any]] = {
+            name: array("q" if column > 1 else "d") for column, name in enumerate(COLUMNS)
+        }
         self.count = 0
         self.names: dict[str, int] = {}
         self.threads: dict[str, int] = {}
@@ -177,7 +180,7 @@ class TraceEvents:
     def add(self, event: Any) -> None:
         """Add one of ``traceEvents``. Raises ValueError if the trace is too long, or is mostly
         unusable."""
-        if type(event) is not dict:
+        if not is_table(event):
             return self._damaged("events that are no objects")
         if event.get("ph") != "X":
             return self._other(event.get("ph"))
@@ -190,7 +193,7 @@ class TraceEvents:
                 return None
             kind = kind or "ranges"
         args = event.get("args")
-        args = args if type(args) is dict else {}
+        args = args if is_table(args) else {}
         if kind == "operators" and self.operator:
             self.operator(name, args)
         if kind in self.kept:
@@ -261,7 +264,7 @@ class TraceEvents:
         """Return the trace's rank and world size from its header, else from the group members and
         the rank's place in the groups. Raises DataError for an impossible rank."""
         info = header.get("distributedInfo")
-        info = info if isinstance(info, dict) else {}
+        info = info if is_table(info) else {}
         groups = info.get("pg_config")
         rank = None if info.get("rank") is None else checked_rank(info["rank"])
         recorders = {recorder for comm in self.comms if (recorder := comm.rank) is not None}
@@ -270,7 +273,7 @@ class TraceEvents:
         world = info.get("world_size")
         if not (isinstance(world, int) and 0 < world <= LARGEST):
             world = 1 + max((max(comm.ranks) for comm in self.comms if comm.ranks), default=-1)
-        return TraceFacts(rank, world or None, len(groups) if isinstance(groups, list) else 0)
+        return TraceFacts(rank, world or None, len(groups) if is_list(groups) else 0)
 
     def why_nothing(self) -> str:
         """Return why a trace has no usable events, after all are read."""
@@ -299,10 +302,10 @@ def _whole(value: Any) -> int:
 def _groups(header: Mapping[str, Any]) -> dict[str, Listed]:
     """Return the process groups in the header by name."""
     info = header.get("distributedInfo")
-    config = info.get("pg_config") if isinstance(info, dict) else None
+    config = info.get("pg_config") if is_table(info) else None
     found: dict[str, Listed] = {}
-    for one in config if isinstance(config, list) else ():
-        if isinstance(one, dict) and (ranks := members_of(one.get("ranks"))):
+    for one in config if is_list(config) else ():
+        if is_table(one) and (ranks := members_of(one.get("ranks"))):
             found[str(one.get("pg_name"))] = Listed(str(one.get("pg_desc") or ""), ranks)
     return found
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plait.core.base.codec.json_stream import read_stream
+from plait.core.base.codec.json_text import is_list, is_table
 from plait.core.base.errors import JobError
 from plait.core.base.files import reason_of
 from plait.core.base.ignored_input import IgnoredInput
@@ -130,8 +131,8 @@ def kineto_profile(path: Path, ranks_per_node: int, over: IgnoredInput) -> Profi
 
 def _device(header: Mapping[str, Any]) -> str:
     found = header.get("deviceProperties")
-    first = found[0] if isinstance(found, list) and found else {}
-    return str(first.get("name", ""))[:100] if isinstance(first, dict) else ""
+    first = found[0] if is_list(found) and found else None
+    return str(first.get("name", ""))[:100] if is_table(first) else ""
 
 
 # ---- shapes ----

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from plait.core.base.errors import DataError
 from plait.core.base.numbers import LARGEST, as_number
@@ -125,7 +126,7 @@ class _Launches:
     def _before(self, threads: dict[int, np.ndarray], event: int) -> list[int]:
         """Return the events of ``event``'s thread that began before ``event``, the latest first."""
         own = threads.get(int(self.ops.thread[event]), np.zeros(0, np.int64))
-        at = int(np.searchsorted(self.ops.start[own], self.ops.start[event], side="right"))
+        at = int(np.searchsorted(self.ops.start[own], float(self.ops.start[event]), side="right"))
         return own[max(0, at - LOOK_BACK) : at][::-1].tolist()
 
     def _around(self, threads: dict[int, np.ndarray], event: int) -> list[int]:
@@ -318,7 +319,7 @@ def spans_of(events: TraceEvents, header: Mapping[str, Any], rank: int | None) -
     return ForeignSpans(spans.select([pl.col(name).cast(kind) for name, kind in FOREIGN.items()]), since), found
 
 
-def _steps(ops: Ops, *, device: bool) -> Any:
+def _steps(ops: Ops, *, device: bool) -> Callable[[NDArray[np.float64]], NDArray[np.int64]]:
     """Return a function from times to step numbers, by the device's step ranges if the profiler
     wrote some."""
     numbers = np.full(len(ops.names), -1, np.int64)

@@ -111,11 +111,13 @@ def _requests_gpus(pod: dict[str, Any], where: str) -> bool:
         for kind in ("containers", "initContainers")
         for container in at(pod, where, "spec", kind, kind=list) or ()
         for asked in ("requests", "limits")
-        for key, amount in (at(container, f"{where}.spec.{kind}", "resources", asked, kind=dict) or {}).items()
+        for key, amount in (
+            at(container, f"{where}.spec.{kind}", "resources", asked, kind=dict) or dict[str, Any]()
+        ).items()
     )
 
 
 def _job(pod: dict[str, Any], where: str) -> str:
-    labels = at(pod, where, "metadata", "labels") or {}
+    labels: dict[str, Any] = at(pod, where, "metadata", "labels") or {}
     name = next((found for label in JOB_LABELS if (found := at(labels, f"{where}.metadata.labels", label))), None)
     return printable(str(name or at(pod, where, "metadata", "name")))[:100]

@@ -24,8 +24,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
+from plait.core.base.codec.json_text import is_list, is_table
 from plait.core.base.errors import JobError, nearest
 from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.text import counted, printable
@@ -145,7 +146,7 @@ def _with_domains(
     leaves = {(domain, chains[name][-1]) for name, domain in domains.items()}
     whole = len({domain for domain, _ in leaves}) == len(leaves) > len({leaf for _, leaf in leaves})
     if whole and all(domains.values()) and not set(domains.values()) & {s for chain in chains.values() for s in chain}:
-        return {name: (*chain, cast("str", domains[name])) for name, chain in chains.items()}
+        return {name: (*chain, domains[name]) for name, chain in chains.items()}
     return chains
 
 
@@ -156,7 +157,7 @@ UNLABELLED = "nodes without the labels that name switches"
 
 def is_node_list(source: Source) -> bool:
     """True if the file is a Kubernetes list or a Node."""
-    if not source.is_json or not isinstance(source.json, dict):
+    if not source.is_json or not is_table(source.json):
         return False
     return source.json.get("kind") in ("List", "NodeList", "Node", "PodList", "NodeFeatureList")
 
@@ -205,7 +206,7 @@ def read(source: Source, options: ReadOptions) -> ReadResult:
 
 
 def _sorted(value: Any, over: IgnoredInput) -> _Objects:
-    kind = str(value.get("kind", "")) if isinstance(value, dict) else ""
+    kind = str(value.get("kind", "")) if is_table(value) else ""
     usual = kind.removesuffix("List") or "Node"  # items of a NodeList need no kind
     found = _Objects()
     for number, item in enumerate(_items(value)):
@@ -229,20 +230,20 @@ def _sorted(value: Any, over: IgnoredInput) -> _Objects:
 
 
 def _items(value: Any) -> list[dict[str, Any]]:
-    listed = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    listed = value if is_table(value) else {}
     items = [listed] if listed.get("kind") == "Node" else listed.get("items")
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in cast("list[Any]", items)):
+    if not is_list(items) or not all(is_table(item) for item in items):
         raise JobError("not a list of objects", key="items", fix="Write it with kubectl get nodes -o json")
-    if len(cast("list[Any]", items)) > MOST_ITEMS:
+    if len(items) > MOST_ITEMS:
         raise JobError(f"more than {MOST_ITEMS} objects", key="items", fix="Give fewer kinds, or one namespace's pods")
-    return cast("list[dict[str, Any]]", items)
+    return items
 
 
 def _labels(item: dict[str, Any], name: str) -> dict[str, str]:
-    labels = at(item, name, "metadata", "labels")
-    if not isinstance(labels or {}, dict) or not all(isinstance(one, str) for one in (labels or {}).values()):
+    labels: dict[str, Any] = at(item, name, "metadata", "labels") or {}
+    if not is_table(labels) or not all(isinstance(one, str) for one in labels.values()):
         raise JobError("labels that are no texts", key=f"{name}.metadata.labels")
-    return labels or {}
+    return labels
 
 
 def _kueue(item: dict[str, Any], where: str) -> tuple[str, ...]:
@@ -258,10 +259,10 @@ def _nfd(item: dict[str, Any], where: str) -> tuple[str, dict[str, str]] | None:
     for other features."""
     told = at(item, where, "spec", "features", "attributes", "topograph.network", "elements")
     node = at(item, where, "metadata", "labels", "nfd.node.kubernetes.io/node-name")
-    if not isinstance(told, dict) or not isinstance(node, str):
+    if not is_table(told) or not isinstance(node, str):
         return None
     labels: dict[str, str] = {}
-    for key in cast("dict[str, Any]", told):
+    for key in told:
         kind, _, rest = key.partition("-")
         labels[f"{kind}.topograph.run/{rest}"] = at(told, where, key, kind=str)  # fabric-tier-0, accelerator-domain
     return node, labels
@@ -269,8 +270,8 @@ def _nfd(item: dict[str, Any], where: str) -> tuple[str, dict[str, str]] | None:
 
 def _resources(item: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a node's allocatable resources, else its capacity."""
-    kinds = ("allocatable", "capacity")
-    return next(filter(None, (at(item, name, "status", kind, kind=dict) for kind in kinds)), {})
+    allocatable = at(item, name, "status", "allocatable", kind=dict)
+    return allocatable or at(item, name, "status", "capacity", kind=dict) or {}
 
 
 def _hardware(
@@ -287,7 +288,7 @@ def _hardware(
         found = resources[name]
         made[name] = hardware(found, labels[name], name, over)
         whole = at(item, name, "status", "capacity")
-        over.note(UNALLOCATABLE, name, unallocatable(whole if isinstance(whole, dict) else {}, found))
+        over.note(UNALLOCATABLE, name, unallocatable(whole if is_table(whole) else {}, found))
         if found and made[name].gpus is None and countable(found):
             silent.append(name)
     if any(one.gpus is not None for one in made.values()):
@@ -328,8 +329,8 @@ def state_of(item: dict[str, Any], name: str, tolerated: Collection[str]) -> Nod
     Taints whose key is a GPU resource or is in ``tolerated`` keep no job away. Plait's own taint
     means reserved: busy. Raises JobError naming the node and the key.
     """
-    taints = at(item, name, "spec", "taints", kind=list) or []
-    conditions = at(item, name, "status", "conditions", kind=list) or []
+    taints: list[dict[str, Any]] = at(item, name, "spec", "taints", kind=list) or []
+    conditions: list[dict[str, Any]] = at(item, name, "status", "conditions", kind=list) or []
     if why := _unready(conditions, name):
         return NodeState(status="down", holder=printable(why)[:200])
     if at(item, name, "metadata", "deletionTimestamp"):

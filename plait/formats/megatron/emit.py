@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from itertools import chain
 from shlex import quote
-from typing import Any
+from typing import Any, cast
 
 from plait.core.parallel.strategy import SLICED
 from plait.core.step.schedules import own_chunks
@@ -193,4 +193,4 @@ def _listed(flags: dict[str, Any]) -> Flags:
 
 
 def _several(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    return cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from plait.core.base.ignored_input import IgnoredInput
 from plait.formats.base.parsed_config import ParsedConfig
@@ -200,7 +201,7 @@ def _words(text: str) -> tuple[str, ...]:
             some = ast.literal_eval(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return (text,)
-        return tuple(map(str, some)) if isinstance(some, list | tuple) and some else (text,)
+        return tuple(map(str, cast("Sequence[Any]", some))) if isinstance(some, list | tuple) and some else (text,)
     return (re.sub(r"^(?:[A-Z]\w*|torch)\.(\w+)$", r"\1", text),)
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
 
 Flags = Mapping[str, Sequence[str]]
 """Flags' values by name; a switch has none."""
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class Rule:
     """A rule. flag: the refused flag. problem, fix: the message. source: file and line in
     Megatron-LM. broken: True if a set of flags breaks the rule. older: earlier versions accept the
     flag, so that it only gets a note."""

@@ -21,6 +21,7 @@ from typing import Annotated, Any, cast
 from annotated_types import Ge, Le
 
 from plait.core.base.codec.data import decode
+from plait.core.base.codec.json_text import is_list, is_table
 from plait.core.base.errors import JobError
 from plait.core.base.ignored_input import IgnoredInput
 from plait.core.base.numbers import Count, Natural, Whole
@@ -117,9 +118,9 @@ class _Row:
 
 def is_results(values: Any) -> bool:
     """True if a JSON document is a result of nccl-tests or rccl-tests."""
-    if isinstance(values, dict):
-        return {"args", "config"} <= cast("dict[str, Any]", values).keys()
-    rows = cast("list[Any]", values) if isinstance(values, list) else []
+    if is_table(values):
+        return {"args", "config"} <= values.keys()
+    rows = values if is_list(values) else []
     return bool(rows) and isinstance(rows[0], dict) and {"algBw", "inPlace"} <= cast("dict[str, Any]", rows[0]).keys()
 
 
@@ -127,8 +128,8 @@ def read_json(values: Any, file: str, date: str, over: IgnoredInput) -> Profile:
     """Return the profile of a document. date: the file's. Raises JobError naming the key."""
     runs = Runs(file, over)
     try:
-        if isinstance(values, list):
-            _rccl(cast("list[Any]", values), runs)
+        if is_list(values):
+            _rccl(values, runs)
             return runs.profile(date, "rccl-tests")
         _nccl(decode(_File, values, ignore_unknown=True), runs)
     except JobError as error:
@@ -143,9 +144,7 @@ def _nccl(document: _File, runs: Runs) -> None:
         runs.versions["nccl"] = version_of(document.nccl_version)
     _ranks(document.config, runs)
     runs.over.note(NO_END, "out_of_bounds", document.out_of_bounds is None)
-    bounds = (
-        cast("dict[str, Any]", document.out_of_bounds) if isinstance(document.out_of_bounds, dict) else {"okay": True}
-    )
+    bounds = document.out_of_bounds if is_table(document.out_of_bounds) else {"okay": True}
     if document.results:
         group_of(runs, "config.devices")
     for number, row in enumerate(document.results):

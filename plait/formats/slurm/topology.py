@@ -329,7 +329,9 @@ def _of_blocks(blocks: Sequence[SwitchEntry], sizes: Sequence[int], over: Ignore
     wirings = [block for block in blocks if block.nodes]
     if not wirings:
         raise JobError("no block has nodes", fix="Give the file that Slurm reads, with the nodes of every block")
-    level = [(block.name, [block.name]) if block.nodes else ("", []) for block in blocks]  # "": none has nodes
+    level: list[tuple[str, list[str]]] = [
+        (block.name, [block.name]) if block.nodes else ("", []) for block in blocks
+    ]  # "": none has nodes
     for smaller, larger in pairwise(sizes):
         groups: list[tuple[str, list[str]]] = []
         for start in range(0, len(level), larger // smaller):

@@ -140,11 +140,13 @@ class TorchtitanLog:
     def _printed_settings(self) -> dict[str, Any]:
         """Return the settings of the printed configuration that decide a step's time, by
         ``table.key``."""
-        tables = {name: some for name, some in self.config.items() if name in READ and isinstance(some, Mapping)}
+        tables: dict[str, Mapping[str, Any]] = {
+            name: some for name, some in self.config.items() if name in READ and isinstance(some, Mapping)
+        }
         return {
             f"{name}.{key}": value
             for name, some in tables.items()
-            for key, value in cast("Mapping[str, Any]", some).items()
+            for key, value in some.items()
             if value is not None and (not isinstance(value, dict | list) or key == "converters")
         }
 

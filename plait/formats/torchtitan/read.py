@@ -30,6 +30,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from plait.core.base.codec.json_text import is_list
 from plait.core.model.precision import MASTER, QUANTISED, Precision
 from plait.core.parallel.strategy import slice_sizes
 from plait.formats.base.frameworks import MEMORY_OPTIONS
@@ -284,9 +285,9 @@ def file_stages(values: Mapping[str, Any]) -> list[int]:
     """Return the layers of every stage if the file has them, as modules or, in Plait's own files,
     as first layers; else an empty list."""
     first, parts = values.get("first"), values.get(PARTS)
-    if isinstance(parts, list):
+    if is_list(parts):
         return [sum(str(name).startswith("layers.") for name in part) for part in parts]
-    if isinstance(first, list) and all(isinstance(layer, int) for layer in first):
+    if is_list(first) and all(isinstance(layer, int) for layer in first):
         return [end - start for start, end in pairwise(first)]
     return []
 
