@@ -37,7 +37,11 @@ def plan_for(world: int) -> Any:
     }
     workload = SimpleNamespace(optimizer="adamw")
     return SimpleNamespace(
-        **of, workload=workload, sequence_cut=ContextSplit(), tie=lambda rank: tie_of(rank, model=model, **of)
+        **of,
+        model=model,
+        workload=workload,
+        sequence_cut=ContextSplit(),
+        tie=lambda rank: tie_of(rank, model=model, **of),
     )
 
 
