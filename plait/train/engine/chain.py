@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, starmap
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -225,5 +226,6 @@ def _segment(
                 "module": module,
             }
             if site == "moe":
-                return ExpertSegment(**common, state=state, layer=layer, token_share=cut.token_share)
+                own = proxy(state)  # a reference would be a circle, and tensors would wait for its collection
+                return ExpertSegment(**common, state=own, layer=layer, token_share=cut.token_share)
             return SublayerSegment(**common)
