@@ -110,3 +110,11 @@ def test_a_group_on_a_mesh_has_the_links_among_its_ranks() -> None:
         assert slower == pytest.approx([7, 7, 7] if kind == "send" else [7, 7 / 3, 1], rel=1e-3)
     across = [float(rates.collective(one, "all_gather", size, 16, 8)) for one in (mesh, switched)]
     assert across[0] == across[1]
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all", "broadcast"])
+def test_only_the_slowest_tier_counts_but_of_an_all_to_all(kind: rates.Kind) -> None:
+    """``Efficiency.tiers``: what an all-to-all sends over several tiers adds up in any case."""
+    slowest = A100.model_copy(update={"efficiency": A100.efficiency.model_copy(update={"tiers": "slowest"})})
+    together, apart = (rates.collective(one, kind, 1 << 30, 32, 1) for one in (slowest, A100))
+    assert together == apart if kind == "all_to_all" else 0 < together < 0.9 * apart
