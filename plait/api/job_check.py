@@ -40,6 +40,7 @@ AXES = {
     "copies": ("copies over tp, at most", ""),
     "ulysses": ("attention heads (Ulysses)", "ulysses"),
     "ring": ("keys and values (ring)", "ring"),
+    "ep": ("tokens to experts, if spread evenly", "ep"),
     "params": ("sharded parameters", "dp"),
     "secondary": ("their second copy", "dp"),
     "grads": ("sharded gradients", "dp"),

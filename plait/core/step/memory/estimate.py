@@ -288,6 +288,10 @@ def hidden_behind(step: Step) -> dict[str, str]:
     if strategy.ring > 1:
         blocks = "" if strategy.overlap in ("sync", "no-communication") else "attention to the block before, "
         found["ring"] = (blocks + _SHARED[strategy.overlap]).removesuffix(", nothing")
+    if strategy.ep > 1:
+        slices = "other slices, " if strategy.p1 > 1 else ""
+        hides = strategy.overlap == "domino" and not strategy.awaits_experts
+        found["ep"] = f"{slices}weight gradients" if hides else "nothing"
     if any(mesh.replicas > 1 for mesh in step.layout.meshes):
         found["dp"] = {
             "both": "forward and backward",
