@@ -20,6 +20,7 @@ from plait.diagnose.verdicts.outliers import SIGMA
 
 NAMES = {
     "compute": "computing", "tp": "exposed tp communication", "cp": "exposed cp communication",
+    "ep": "exposed ep communication",
     "dp": "exposed dp communication", "pp": "exposed pp transfers", "other": "other collectives",
     "idle": "waiting for other ranks", "bubble": "idle: nothing to do yet (bubble)", "data": "waiting for data",
     "optimizer": "optimizer", "checkpoint": "checkpoint", "evaluation": "evaluation", "host": "host, between ops",
