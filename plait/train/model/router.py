@@ -21,7 +21,7 @@ TINY = 1e-20
 
 @dataclass(frozen=True)
 class BalanceShare:
-    """What a token's router gradient needs of other tokens. load: [T, experts], of the tokens that
+    """Inputs of the balancing losses that depend on other tokens. load: [T, experts], of the tokens that
     the token is balanced with, the part of choices that went to each expert; None without a
     balancing loss. weight: factor of a token's balancing loss. z_weight: of its z-loss."""
 
