@@ -8,7 +8,7 @@ ARGS ?=
 WORKERS ?= 2
 SEED ?= 1
 N ?= 20
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(SEED) --durations-json build/durations-$@.json
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(SEED) --durations-json=build/durations-$@.json
 
 .PHONY: help venv wheel train test test-rest test-all contract mutants check size format bench papers papers-lab clean
 
