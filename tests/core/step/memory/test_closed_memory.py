@@ -199,7 +199,7 @@ def test_a_quarter_of_a_million_points_takes_a_second() -> None:
     before, start = peak_kib(), time.process_time()
     found = step_memory(model, points, sequence=8192)
     assert time.process_time() - start < 4  # it takes 1 s on a machine that does nothing else
-    assert 0 < peak_kib() - before < 200 * 1024
+    assert peak_kib() - before < 200 * 1024  # 0 where the allocator still has what other tests gave back
     assert len(found.total) == len(points)
     assert np.isfinite(found.total).all()
     for at in range(0, 250_000, 100_003):
